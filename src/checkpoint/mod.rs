@@ -9,11 +9,11 @@
 
 pub mod rows;
 
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
+use crate::run::alive::while_alive;
 use crate::run::context::read_node;
 use crate::run::snapshot::files::Disk;
 use crate::run::snapshot::pool::{self, PoolBlock, PoolBlocks};
@@ -26,8 +26,6 @@ use crate::shm::{Complete, Control, Halves, Role, ShmError};
 const NAP: Duration = Duration::from_millis(100);
 /// Before a snapshot that the file system refused is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between two signs of life while a snapshot is written.
-const BEAT: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
 /// Attempts at the last snapshot of a run that ends.
 const LAST_ATTEMPTS: u32 = 3;
 
@@ -51,7 +49,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         others: &segments.rank_halves,
         pools: vec![PoolBlocks::new(settings.of_rank(world.ranks).learner.pool); world.local],
     };
-    if let Some(base) = newest(&root)? {
+    if let Some(base) = while_alive(|| slot.beat(), || newest(&root))? {
         let base = base.dealt_to(world);
         let pools = std::iter::once(base.pool).chain(base.ranks.into_iter().map(|part| part.pool));
         for (pool, blocks) in writer.pools.iter_mut().zip(pools) {
@@ -132,22 +130,14 @@ fn serve(control: &Control, slot: &ProcessSlot, halves: &Halves, keeper: &mut im
 /// Gives signs of life while something is written, and counts the time: a slow disk is no process that hangs, and one that would be started in its
 /// place would have the same disk.
 fn write_alive<T>(control: &Control, slot: &ProcessSlot, write: impl FnOnce() -> T) -> T {
-    std::thread::scope(|scope| {
-        let (writing, written) = mpsc::channel::<()>();
-        scope.spawn(move || {
-            let (mut last, mut goes_on) = (Instant::now(), true);
-            while goes_on {
-                goes_on = written.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout);
-                slot.beat();
-                let now = Instant::now();
-                control.checkpoint.write_ns.add((now - last).as_nanos() as u64);
-                last = now;
-            }
-        });
-        let result = write();
-        drop(writing);
-        result
-    })
+    let mut last = Instant::now();
+    let beat = move || {
+        slot.beat();
+        let now = Instant::now();
+        control.checkpoint.write_ns.add((now - last).as_nanos() as u64);
+        last = now;
+    };
+    while_alive(beat, write)
 }
 
 struct Writer<'a> {

@@ -34,7 +34,7 @@ pub enum Data {
     Check(Check),
     /// Write a smaller day: requests sampled by the hash of their ids, demands and forecast scaled alike
     #[command(
-        after_help = "A request is kept iff hash64(seed, request_id, 0) / 2^64 < rate (docs/large-days.md has the hash), so days and\n\
+        after_help = "A request is kept iff hash64(seed, request_id, 0) / 2^64 < rate (docs/large-days.md has the hash), so days and \
                             tables sampled with one seed fit together. Contracts of which nothing is required any more are named.\n\n\
                             Example: admix data sample logs/2026-01-05 --rate 0.01 --seed 7 --out sample/2026-01-05"
     )]

@@ -7,7 +7,7 @@ use crate::log::LogError;
 use crate::nodes::JobError;
 use crate::rank;
 use crate::run::leakage::Leak;
-use crate::run::{CannotSave, NotARunDirectory};
+use crate::run::{CannotSave, NotARunDirectory, Occupied, Unusable};
 use crate::settings::SettingsError;
 use crate::shm::Broken;
 use crate::sparse::file::RowFileError;
@@ -24,11 +24,11 @@ pub enum Exit {
     Failed,
     /// Wrong usage or input.
     Usage,
-    /// `train --require`: the policy is not as good as required.
+    /// `train --require`: the policy is not as good as required. `export`: the dictionary is refused.
     VerdictNotReached,
     /// `retrain`: the served policy was kept.
     Kept,
-    /// `retrain`: the newest day cannot be trusted.
+    /// `retrain`: the newest day cannot be trusted. `data check --strict`: there is a warning.
     Suspect,
     Interrupted,
     /// A training run that could not go on: [`RunFailure::code`].
@@ -80,13 +80,13 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<FieldError>()
             || cause.is::<RowFileError>()
             || cause.is::<NotARunDirectory>()
+            || cause.is::<Occupied>()
+            || cause.downcast_ref::<Unusable>().is_some_and(Unusable::is_permanent)
             || cause.is::<Leak>()
             || cause
                 .downcast_ref::<JobError>()
                 .is_some_and(|e| matches!(e, JobError::NotBuilt { .. } | JobError::OtherSize { .. }))
-            || cause
-                .downcast_ref::<LogError>()
-                .is_some_and(|e| !matches!(e, LogError::Io { .. } | LogError::NotKept { .. }))
+            || cause.downcast_ref::<LogError>().is_some_and(LogError::is_of_input)
     });
     if usage { Exit::Usage } else { Exit::Failed }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::env::{DayModel, Delay};
 use crate::export::{self, Guard, Held, Key, Refusal};
-use crate::files::replace;
+use crate::files::{self, replace};
 use crate::log::schema::DAY_MS;
 use crate::log::{self, CompileOptions, table};
 use crate::plan::{Forecast, Plan, Use};
@@ -82,6 +82,11 @@ struct Written<'a> {
 impl Export {
     pub fn run(self) -> anyhow::Result<Exit> {
         let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
+        let beside = state_path(&self.out);
+        for path in [&self.out, &beside] {
+            files::check_place(path)
+                .map_err(|e| UsageError(format!("cannot write {}: {e}; name another --out", path.display())))?;
+        }
         let policy = ServedPolicy::open(&self.policy, self.plan.as_deref()).map_err(usage)?;
         warn_of_logged("the policy", policy.plan(), &Told::Logged);
         let base = self.plan.as_deref().map(Plan::read).transpose().map_err(usage)?;
@@ -171,7 +176,6 @@ impl Export {
         if let Err(why) = verdict {
             return refuse(&why.into());
         }
-        let beside = state_path(&self.out);
         replace(&beside, &state).map_err(|e| anyhow::anyhow!("cannot write {}: {e}", beside.display()))?;
         export::write(&self.out, &rows, self.ttl, &policy.version)?;
         Ok(Exit::Done)
@@ -222,7 +226,7 @@ fn state_path(out: &Path) -> PathBuf {
 
 fn refuse(why: &anyhow::Error) -> anyhow::Result<Exit> {
     say!("{why:#}");
-    Ok(Exit::Run(12))
+    Ok(Exit::VerdictNotReached)
 }
 
 fn text(report: &Written) -> String {

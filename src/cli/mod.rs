@@ -45,11 +45,12 @@ use exit::exit_of;
 #[command(
     name = "admix",
     version,
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or input, 10 kept and 11 data suspect (retrain),\n\
-                  12 verdict not reached (train --require), 130 interrupted (what was learned is saved);\n\
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or input, 10 the served policy is kept (retrain),\n\
+                  11 data suspect (retrain, data check --strict), 12 verdict not reached (train --require)\n\
+                  or export refused (export), 130 interrupted (what was learned is saved);\n\
                   of a training run: 20 a process kept dying, 21 the learner got no samples, 22 the actors got no\n\
                   parameters, 23 no update although there were samples, 24 losses that are not finite,\n\
-                  25 its policy cannot be written, 27 a node of a job of several is lost.\n\
+                  25 its policy or model cannot be written, 27 a node of a job of several is lost.\n\
                   ADMIX_LOG=debug shows more of what happens (trace, debug, info, warn, error)."
 )]
 struct Arguments {
@@ -145,5 +146,28 @@ pub fn main() -> ExitCode {
             say!("error: {e:#}");
             exit_of(&e).into()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    /// They were wider than the help, which broke each of their lines once more.
+    #[test]
+    fn texts_with_line_breaks_of_their_own_are_no_wider_than_the_help() {
+        fn check(command: &clap::Command) {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for pair in text.lines().collect::<Vec<_>>().windows(2) {
+                let [line, next] = [pair[0], pair[1]];
+                let goes_on = !line.is_empty() && !next.is_empty() && !line.ends_with(['.', ':', '\\']);
+                let width = line.len().max(next.len());
+                assert!(!goes_on || width <= 100, "admix {}: {width} columns after `{line}`", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Arguments::command());
     }
 }

@@ -43,7 +43,6 @@ impl Retrain {
         retrain::ready(&job).map_err(|e| UsageError(format!("{}: {e:#}", self.config.display())))?;
         // Its runs have their own grace period.
         let interrupt = Interrupt::listen(f64::from(u32::MAX))?;
-        interrupt.supervise();
         let entry = retrain::run(&job, self.window, &interrupt)?;
         if self.json {
             print_json(&entry)?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use crate::files::replace;
+use crate::files::{self, replace};
 use crate::log::error::BadValue;
 use crate::score::{self, DayFiles, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy, ServedValues};
 
@@ -27,7 +27,7 @@ pub struct Score {
     #[arg(long, value_enum, default_value_t = FormatArgument::Tsv)]
     format: FormatArgument,
     /// Score every request at the same state, without counting deliveries
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["exposures", "confirm_within"])]
     stateless: bool,
     /// Impressions really shown (request_id, ad_id, ts_ms[, arrival_ms]): they confirm or correct the choices
     #[arg(long, value_name = "FILE")]
@@ -37,7 +37,7 @@ pub struct Score {
     #[arg(long, value_name = "SECONDS", requires = "exposures", value_parser = some_seconds)]
     confirm_within: Option<f64>,
     /// Start from a saved state
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "delivered")]
     state: Option<PathBuf>,
     /// Save the state at the end
     #[arg(long, value_name = "FILE")]
@@ -127,6 +127,10 @@ impl Score {
             FormatArgument::Tsv => Format::Tsv,
             FormatArgument::Jsonl => Format::Jsonl,
         };
+        if let Some(path) = &self.save_state {
+            files::check_place(path)
+                .map_err(|e| UsageError(format!("cannot write {}: {e}; name another --save-state", path.display())))?;
+        }
         let policy = self.served.open()?;
         let told = policy.values(&self.served.values()).map_err(|e| UsageError(format!("{e:#}")))?;
         policy.log_values(&told);
@@ -150,7 +154,12 @@ impl Score {
         let output = Output::default();
         let input = Answered { input: std::io::stdin(), output: output.clone() };
         let mut requests = Requests::new(Box::new(BufReader::with_capacity(1 << 18, input)), format)?;
-        let first = requests.first_time(&mut bad)?.unwrap_or(0);
+        let first = requests.first_time(&mut bad)?;
+        if first.is_none() && self.served.day.is_none() && self.save_state.is_some() {
+            let why = "there is no request that says which day it is; no state is saved. --day FILE names the day.toml";
+            return Err(UsageError(why.into()).into());
+        }
+        let first = first.unwrap_or(0);
         let day = ServedDay::read(&self.served.files(), first)?.told(&told);
         if let Some(new) = day.new_to(&policy) {
             tracing::warn!("{new}");
@@ -206,7 +215,8 @@ impl Score {
         }
         if report.unknown > 0 {
             tracing::warn!(
-                "{} exposures are of requests that were not decided here or are forgotten, and changed nothing",
+                "{} exposures are of requests that were not decided here or are forgotten, or of contracts that are gone; \
+                 they changed nothing",
                 report.unknown
             );
         }

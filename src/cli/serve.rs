@@ -77,7 +77,7 @@ impl Serve {
             values: self.served.values(),
             score: ScoreOptions { confirm_within_s: self.confirm_within, ..self.served.options() },
             listen: self.listen,
-            state,
+            state: state.clone(),
             journal: self.journal,
             limits: Limits {
                 body: self.max_body as usize,
@@ -85,7 +85,14 @@ impl Serve {
                 connections: self.connections as usize,
             },
         };
-        let server = Server::open(options, |scorer| self.served.begin(scorer))?;
+        let mut begun = false;
+        let server = Server::open(options, |scorer| {
+            begun = true;
+            self.served.begin(scorer)
+        })?;
+        if self.served.delivered.is_some() && !begun {
+            tracing::warn!("--delivered is not used: goes on from {}", state.display());
+        }
         say!("listening on http://{}", server.address()?);
         server.run(stop, reload)?;
         Ok(Exit::Done)

@@ -11,12 +11,13 @@ use super::output::{print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Trains a generated world and strikes its processes at random moments: SIGKILL to one, several, main or all of\n\
-    them, at their start, while they resume and while they end; SIGSTOP and SIGCONT; SIGTERM once, twice and to all.\n\
-    After each blow the run must get on within 600 s. At the end of each session its ledger must be exact and nothing\n\
-    may be left in /dev/shm. Lock-step runs that are struck in the same ways must end with the same bytes as one that is\n\
-    not. The first failure ends the soak with exit code 1 and keeps the run directory.\n\n\
-    Example: admix soak --kills 500 --seed 7 --record soak.jsonl --set learner.ranks=2"
+    after_help = "Trains a generated world and strikes its processes at random moments: SIGKILL to one, several, \
+                  main or all of them, at their start, while they resume and while they end; SIGSTOP and SIGCONT; \
+                  SIGTERM once, twice and to all. After each blow the run must get on within 600 s. At the end of \
+                  each session its ledger must be exact and nothing may be left in /dev/shm. Lock-step runs that are \
+                  struck in the same ways must end with the same bytes as one that is not. The first failure ends \
+                  the soak with exit code 1 and keeps the run directory.\n\n\
+                  Example: admix soak --kills 500 --seed 7 --record soak.jsonl --set learner.ranks=2"
 )]
 pub struct Soak {
     /// Continue until this many processes were killed

@@ -79,7 +79,7 @@ pub struct Train {
     #[arg(long)]
     deterministic: bool,
     /// Resume the run in --run-dir from its newest snapshot; =auto starts it if there is none yet; =restart begins it again,
-    /// with its best policy as the one to beat
+    /// with its best policy as the one to beat (with --deterministic, that policy is set aside)
     #[arg(
         long,
         value_name = "auto|restart",
@@ -305,7 +305,7 @@ impl Train {
             );
         }
         if outcome.reason == ExitReason::Interrupted {
-            tell!(job, "interrupted; the best policy so far is {}", directory.best().display());
+            tell!(job, "interrupted; {}", directory.best_so_far());
             if outcome.checkpoints.is_some_and(|c| c.snapshots > 0) {
                 tell!(job, "go on with the same command, --run-dir {} and --resume", directory.root().display());
             }
@@ -474,7 +474,7 @@ fn summary(o: &Outcome) -> String {
     }
     if let Some(c) = &o.checkpoints {
         text += &format!(
-            "\nsnapshots: {} on disk, {:.1} MB in {:.1} s; the learner gave {:.2} % of its time",
+            "\nsnapshots: {} taken, {:.1} MB in {:.1} s; the learner gave {:.2} % of its time",
             c.snapshots,
             c.bytes as f64 * 1e-6,
             c.write_s,

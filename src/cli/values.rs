@@ -197,14 +197,15 @@ impl Train {
         }
         flight::begin(&directory.flight(), "main");
         let root = directory.root().to_owned();
-        if let Some(exit) = learn(&settings, &fields, (&directory, &names), &interrupt, job)? {
+        let how = self.resume.map_or(resume::Resume::Auto, Into::into);
+        if let Some(exit) = learn(&settings, &fields, (&directory, &names), how, &interrupt, job)? {
             return Ok(exit);
         }
         if settings.chooses_weights() && Prepared::read(&directory)?.weighted > 0 {
             tell!(job, "learning beside it with equal weights");
             settings.values.weights = Weights::Equal;
             let beside = resume::open(&root.join(model::EQUAL), resume::Resume::Auto)?;
-            if let Some(exit) = learn(&settings, &fields, (&beside, &names), &interrupt, job)? {
+            if let Some(exit) = learn(&settings, &fields, (&beside, &names), resume::Resume::Auto, &interrupt, job)? {
                 return Ok(exit);
             }
             // The first node has the models.
@@ -222,7 +223,7 @@ impl Train {
             v.train.append(&mut v.validation);
             (v.epochs, v.patience) = (passes, 0);
             let again = resume::open(&root.join(model::REFIT), resume::Resume::Auto)?;
-            if let Some(exit) = learn(&settings, &fields, (&again, &names), &interrupt, job)? {
+            if let Some(exit) = learn(&settings, &fields, (&again, &names), resume::Resume::Auto, &interrupt, job)? {
                 return Ok(exit);
             }
         }
@@ -277,6 +278,7 @@ fn learn(
     settings: &ValueSettings,
     fields: &Fields,
     (directory, device): (&RunDirectory, &str),
+    how: resume::Resume,
     interrupt: &Interrupt,
     job: &Job,
 ) -> anyhow::Result<Option<Exit>> {
@@ -288,21 +290,24 @@ fn learn(
     let has_model = || ValueModel::read_meta(&directory.root().join("values")).is_ok();
     let finished = job.tell(&(node.is_first() && manifest::is_finished(&earlier) && has_model()))?[0];
     if directory.manifest().exists() {
-        values::check_resume(directory, settings, &prepared)?;
+        values::check_resume(directory, &earlier, settings, &prepared)?;
     }
     if finished {
         values::check_snapshots(directory, (job, known))?;
         tell!(job, "the run that was begun here is finished and stays as it is");
         return Ok(None);
     }
+    let before = Spent::before(directory, &earlier);
     if directory.manifest().exists() {
+        if node.is_alone() {
+            values::check_begun(directory, how, before.saved())?;
+        }
         say!("the run that was begun here goes on");
     } else if node.is_first() {
         directory.check_manifest()?;
     }
     directory.replace(&directory.config(), settings.to_toml().as_bytes())?;
     prepared.write(directory)?;
-    let before = Spent::before(directory, &earlier);
     let begin = || ValueManifest::begin(settings, &prepared, device, (manifest::starts(&earlier), before));
     let mut manifest = node.is_first().then(begin);
     if let Some(manifest) = &manifest {
@@ -334,7 +339,8 @@ fn learn(
     written?;
     tell!(job, "{}", summary(&outcome));
     if outcome.reason == ExitReason::Interrupted {
-        tell!(job, "interrupted; repeat the command with --run-dir and --resume to go on");
+        let how = if outcome.snapshots > 0 { "--resume to go on" } else { "--resume=auto to begin again" };
+        tell!(job, "interrupted; repeat the command with --run-dir and {how}");
         return Ok(Some(Exit::Interrupted));
     }
     interrupt.leave();

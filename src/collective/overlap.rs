@@ -9,7 +9,8 @@
 //! where G(j) is the newest global gradient that has arrived and was not used before: the mean of the gradients of iteration j of n
 //! ranks; c is 1 where this rank's own gradient g(j) is among them, else 0. The rank had moved along g(j) in iteration j; the second
 //! term takes that back and moves along the mean over those n ranks and itself, so that no gradient counts twice and its own is never
-//! lost. Without a global gradient d(i) = g(i).
+//! lost. Without a global gradient d(i) = g(i). Where there are several ranks, this one's gradient alone is no global one: it would correct
+//! nothing, and late gradients of the others could not be used after it.
 //!
 //! What this comes to with plain SGD: with one rank G(j) = g(j), and every step is a step of SGD, at any delay. Without delay, j = i
 //! and n = R, and every step is along the mean. If nothing ever arrives it is local SGD. After iteration K of a period nothing is
@@ -191,14 +192,20 @@ pub fn mean<'a>(gradients: impl IntoIterator<Item = &'a [f32]>) -> Vec<f32> {
 }
 
 /// The newest iteration of which at least `quorum` ranks have given their gradient, and these ranks; `given` tells of each rank which
-/// iterations of the period are there, as a range.
-pub fn choose(given: &[std::ops::Range<u64>], quorum: usize, allowed: impl Fn(u64) -> bool) -> Option<(u64, u64)> {
+/// iterations of the period are there, as a range. Where there are several ranks, one of them is another than `rank`.
+pub fn choose(
+    given: &[std::ops::Range<u64>],
+    (rank, quorum): (usize, usize),
+    allowed: impl Fn(u64) -> bool,
+) -> Option<(u64, u64)> {
+    let alone = if given.len() > 1 { 1u64 << rank } else { 0 };
     let newest = given.iter().map(|range| range.end).max()?;
     let oldest = given.iter().map(|range| range.start).min()?;
     (oldest..newest).rev().find_map(|iteration| {
         let holders = given.iter().enumerate().filter(|(_, range)| range.contains(&iteration));
         let ranks = holders.fold(0u64, |ranks, (rank, _)| ranks | 1 << rank);
-        (ranks.count_ones() as usize >= quorum.max(1) && allowed(iteration)).then_some((iteration, ranks))
+        let enough = ranks.count_ones() as usize >= quorum.max(1) && ranks != alone;
+        (enough && allowed(iteration)).then_some((iteration, ranks))
     })
 }
 

@@ -12,6 +12,9 @@ use crate::plan::{Bound, hindsight_bound};
 use crate::policy::{LearnedPolicy, PolicySpec, ReplayOptions, replay_day};
 use crate::run::flight;
 
+/// Requests of a replay between two signs of life.
+pub const ALIVE_EVERY: u32 = 1024;
+
 /// A validation day with its bound.
 struct Day {
     model: DayModel,
@@ -93,20 +96,23 @@ pub struct Evaluation {
     pub without_improvement: u64,
 }
 
+/// Results of a policy that was found and is the best so far.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Adopted {
+    pub j: f64,
+    /// Share of the bound over all validation days; `None` if nothing was at stake.
+    pub share: Option<f64>,
+    /// The highest J so far.
+    pub highest: f64,
+}
+
 impl Judge {
-    /// `alive` is called from time to time.
-    pub fn new(
-        days: Vec<DayModel>,
-        spec: Arc<PolicySpec>,
-        options: ReplayOptions,
-        start: Start,
-        alive: &mut impl FnMut(),
-    ) -> Self {
+    /// Computes the bound of each day, which takes long where days are large.
+    pub fn new(days: Vec<DayModel>, spec: Arc<PolicySpec>, options: ReplayOptions, start: Start) -> Self {
         let actor = vec![0.0; spec.actor_shape().len()];
         let days = days
             .into_iter()
             .map(|model| {
-                alive();
                 let bound = hindsight_bound(&model.log, options.rate_seed);
                 let measure = DayMeasure::new(&model, &bound, options.rate_seed);
                 Day { model, bound, measure }
@@ -123,18 +129,19 @@ impl Judge {
         self.without_improvement = without_improvement;
     }
 
-    /// Makes a policy of the run the best so far if its benefit is higher; returns its J and share in that case.
-    pub fn adopt(&mut self, actor: &[f32]) -> Option<(f64, Option<f64>)> {
+    /// Makes a policy of the run the best so far if its benefit is higher; returns its results in that case. `alive` is called from
+    /// time to time.
+    pub fn adopt(&mut self, actor: &[f32], alive: &mut impl FnMut()) -> Option<Adopted> {
         if actor.len() != self.policy.spec().actor_shape().len() {
             return None;
         }
-        let sums = self.replay(actor, &mut || {});
-        let better = self.best.is_none_or(|best| sums.j > best);
-        better.then(|| {
-            self.best = Some(sums.j);
-            self.highest = Some(self.highest.map_or(sums.j, |highest| highest.max(sums.j)));
-            (sums.j, sums.share())
-        })
+        let sums = self.replay(actor, alive);
+        if self.best.is_some_and(|best| sums.j <= best) {
+            return None;
+        }
+        let highest = self.highest.map_or(sums.j, |highest| highest.max(sums.j));
+        (self.best, self.highest) = (Some(sums.j), Some(highest));
+        Some(Adopted { j: sums.j, share: sums.share(), highest })
     }
 
     fn replay(&mut self, actor: &[f32], alive: &mut impl FnMut()) -> Replayed {
@@ -146,7 +153,7 @@ impl Judge {
             let totals = replay_day(model, &mut self.policy, self.options, &mut |decision| {
                 meter.see(&decision);
                 shown += 1;
-                if shown.is_multiple_of(4096) {
+                if shown.is_multiple_of(ALIVE_EVERY) {
                     alive();
                 }
             });

@@ -8,7 +8,7 @@ use crate::env::{DayModel, Replay};
 use crate::log::{Auction, CompiledLog};
 use crate::plan::{Plan, hindsight_bound};
 use crate::policy::{Policy, ReplayOptions, baselines, replay_day};
-use crate::score::ServedPolicy;
+use crate::score::{Scorer, ServedPolicy};
 
 use super::bucket::{bucket_of, pctr_of};
 
@@ -50,15 +50,22 @@ pub enum Refusal {
          export more often (--ttl), or another policy"
     )]
     Worse { log: String, dictionary: f64, theta: f64 },
-    #[error(
-        "refused: the score of ad {ad_id} is {score}, a feature server needs a number; a lottery cannot be exported"
-    )]
+    #[error("refused: {name} draws on each request; a dictionary would repeat one draw")]
+    Draws { name: String },
+    #[error("refused: the score of ad {ad_id} is {score}, a feature server needs a number")]
     NotFinite { ad_id: u64, score: f64 },
     #[error(
         "refused: the dictionary has the key of {:.1} % of the contract entries of {log}, less than 95 %; plan from days that are \
          like the one to be served", 100.0 * coverage
     )]
     Uncovered { log: String, coverage: f64 },
+}
+
+impl Refusal {
+    /// Refuses a policy whose score of a request says nothing of the next one.
+    pub(super) fn of_draws(scorer: &Scorer) -> Result<(), Self> {
+        scorer.draws().map_or(Ok(()), |name| Err(Self::Draws { name: name.to_owned() }))
+    }
 }
 
 impl Guard {

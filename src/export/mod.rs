@@ -3,7 +3,8 @@
 //! Platforms with a feature server look scores up instead of computing them. A dictionary contains the policy's scores at one
 //! state (the start of the day, or the counts at a time) and is exported again every `ttl_s`. Its loss against the policy
 //! itself is measured on a held-out day before anything is written. A dictionary is refused if it would earn less than serving
-//! the planned play probabilities, if a score is not finite, or if it covers too little of the traffic.
+//! the planned play probabilities, if a score is not finite, if it covers too little of the traffic, or if the policy draws on each
+//! request: the dictionary would repeat one draw.
 
 mod bucket;
 mod guard;

@@ -105,8 +105,9 @@ fn keys(day: &ServedDay, plan: &Plan) -> BTreeMap<u64, (BTreeSet<u32>, BTreeSet<
 /// `scorer` is stateless, so every entry is scored at the same state.
 ///
 /// # Errors
-/// [`Refusal::NotFinite`].
+/// [`Refusal::Draws`], [`Refusal::NotFinite`].
 pub fn entries(scorer: &mut Scorer, day: &ServedDay, plan: &Plan, ts_ms: u64, ttl_s: f64) -> anyhow::Result<Vec<Row>> {
+    Refusal::of_draws(scorer)?;
     let keys = keys(day, plan);
     let start_ms = day.day.start_ms;
     let until = ts_ms + (ttl_s * 1000.0) as u64;
@@ -165,7 +166,20 @@ pub struct LiveEntry {
 
 /// Scores a key at the current state, which does not change; `None` if the ad is not a contract, is out of flight or at its
 /// cap, or has no finite score.
-pub fn live(scorer: &mut Scorer, ad_id: u64, slot_id: Option<u32>, bucket: Option<u32>) -> Option<LiveEntry> {
+///
+/// # Errors
+/// [`Refusal::Draws`].
+pub fn live(
+    scorer: &mut Scorer,
+    ad_id: u64,
+    slot_id: Option<u32>,
+    bucket: Option<u32>,
+) -> Result<Option<LiveEntry>, Refusal> {
+    Refusal::of_draws(scorer)?;
+    Ok(live_entry(scorer, ad_id, slot_id, bucket))
+}
+
+fn live_entry(scorer: &mut Scorer, ad_id: u64, slot_id: Option<u32>, bucket: Option<u32>) -> Option<LiveEntry> {
     let j = scorer.contracts().iter().position(|c| c.ad_id == ad_id)?;
     let (known, time_ms) = (scorer.replay().day.clone(), scorer.time_ms());
     let (contract, model) = (scorer.contracts()[j].clone(), &known.contracts[j]);

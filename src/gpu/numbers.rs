@@ -5,6 +5,8 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeRuntime};
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::ComputeClient;
+use cubecl::device::Device as _;
+use cubecl::device_handle::DeviceHandle;
 use cubecl::future::block_on;
 use cubecl::prelude::{ArrayArg, CubeCount, CubeDim};
 use cubecl::server::Handle;
@@ -49,6 +51,12 @@ impl<R: CubeRuntime> Numbers<R> {
     pub fn wait(&self) {
         let first = self.handle.clone().offset_end(((self.len - 1) * size_of::<f32>()) as u64);
         self.client.read_one_unchecked(first);
+    }
+
+    /// Lets the device begin with what was launched so far, and waits for nothing. cubecl hands launches over some tens at a time else, or when
+    /// somebody waits for a result.
+    pub fn begin_launched(&self) {
+        DeviceHandle::<R::Server>::new(self.device.to_id()).flush_queue();
     }
 
     fn of_primitive(tensor: CubeTensor<R>) -> Self {
@@ -114,10 +122,22 @@ impl<R: CubeRuntime> Reader<R> {
 
     /// Begins to copy numbers to the host, as they are now. The result waits for them.
     pub fn begin(&self, numbers: &Numbers<R>) -> impl FnOnce() -> Vec<u32> + Send + use<R> {
-        let reading = self.client.read_async(vec![numbers.handle.clone()]);
+        let read = self.begin_all([numbers]);
+        move || {
+            let [numbers] = read();
+            numbers
+        }
+    }
+
+    /// As [`begin`](Self::begin), for several arrays of numbers, which come together.
+    pub fn begin_all<const N: usize>(
+        &self,
+        numbers: [&Numbers<R>; N],
+    ) -> impl FnOnce() -> [Vec<u32>; N] + Send + use<R, N> {
+        let reading = self.client.read_async(numbers.map(|numbers| numbers.handle.clone()).into());
         move || {
             let read = block_on(reading).expect("the device answers");
-            bytemuck::pod_collect_to_vec(&read[0])
+            std::array::from_fn(|i| bytemuck::pod_collect_to_vec(&read[i]))
         }
     }
 }

@@ -3,7 +3,9 @@
 //! With `learner.ranks`, or on several nodes, there are several of them, each with a part of the actors, of the pool and of every batch.
 //! Several learn as in [`super::together`]; updates ([`super::updates`]) are the same for one and for several.
 
+use crate::gpu;
 use crate::policy::file::PolicyFile;
+use crate::run::alive::while_alive;
 use crate::run::segments::{exchange_name, rank_halves_name};
 use crate::run::{CannotSave, Context, Metrics, RunDirectory, Segments};
 use crate::settings::Collective;
@@ -32,9 +34,12 @@ pub fn run(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Resul
     let role = Role::learner(rank);
     let slot = &segments.control.processes[role.slot()];
     slot.sign_in(role.kind());
-    let days = context.training_days()?;
+    let days = while_alive(|| slot.beat(), || context.training_days())?;
     let device = Device::of_rank(settings, rank)?;
     let trainer = device.trainer(&days, &context.spec, settings)?;
+    if device != Device::Cpu {
+        gpu::failures::end_the_process();
+    }
     let mut learner = Learner::new(&days, context.spec.clone(), settings, trainer).of_rank(world.first + rank);
     learner.start_from(&context.start)?;
     let own = match &segments.halves {

@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use crate::awake::Deadline;
 use crate::env::Block;
 use crate::policy::TrainerState;
+use crate::run::alive::while_alive;
 use crate::run::snapshot::{self, EvaluatorState, PoolBlock, PoolBlocks, Publications, RankState, RunState, Snapshot};
 use crate::run::{RunDirectory, Segments};
 use crate::settings::Settings;
@@ -235,14 +236,14 @@ pub fn newest(
         halves.news().wait(seen, NAP);
         slot.beat();
     }
-    snapshot::newest(&directory.checkpoints()).context("cannot read the snapshots")
+    while_alive(|| slot.beat(), || snapshot::newest(&directory.checkpoints())).context("cannot read the snapshots")
 }
 
-/// Restores a learner, or a rank of several, from a snapshot.
+/// Restores a learner, or a rank of several, from a snapshot. Refilling a large pool takes long: `slot` gets signs of life.
 ///
 /// # Errors
 /// If the snapshot is of other days, networks or ranks.
-pub fn restore(learner: &mut Learner, snapshot: &Snapshot, rank: usize) -> anyhow::Result<()> {
+pub fn restore(learner: &mut Learner, snapshot: &Snapshot, rank: usize, slot: &ProcessSlot) -> anyhow::Result<()> {
     let s = &snapshot.state;
     let (rng, samples, pool) = snapshot.part_of(rank).context("a snapshot of fewer ranks")?;
     learner.restore(&LearnerState {
@@ -254,6 +255,7 @@ pub fn restore(learner: &mut Learner, snapshot: &Snapshot, rank: usize) -> anyho
     })?;
     for block in pool {
         learner.refill(Block::decode(&block.bytes)?.segments)?;
+        slot.beat();
     }
     Ok(())
 }

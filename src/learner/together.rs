@@ -20,15 +20,13 @@ impl LearnerProcess<'_> {
         let control = &self.segments.control;
         let lock_step = self.settings.run.deterministic;
         let mut evaluated = control.evaluator.due.get();
-        loop {
+        // All ranks have the same result of the last exchange and have made the same updates: all end here, or none.
+        while !self.agreed().stops && learner.progress() < 1.0 {
             if lock_step {
                 let whole = self.rings.await_round();
-                self.agree(learner, |said| said.stops |= !whole)?;
-            }
-            if self.agreed().stops || learner.progress() >= 1.0 {
-                return Ok(());
-            }
-            if lock_step {
+                if self.agree(learner, |said| said.stops |= !whole)?.stops {
+                    break;
+                }
                 self.rings.take_all(learner)?;
                 self.agree(learner, |_| {})?;
                 while learner.updates_due() > 0 && learner.progress() < 1.0 {
@@ -58,6 +56,7 @@ impl LearnerProcess<'_> {
                 self.roll_back(learner, &e.downcast::<NotFinite>()?)?;
             }
         }
+        Ok(())
     }
 
     fn update_or_roll_back(&mut self, learner: &mut Learner) -> anyhow::Result<()> {

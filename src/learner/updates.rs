@@ -54,7 +54,8 @@ impl LearnerProcess<'_> {
         let control = &self.segments.control;
         let stats = self.rings.stats;
         if let Some(snapshot) = &snapshot {
-            saver::restore(learner, snapshot, self.rank).context("the run cannot go on from its snapshot")?;
+            let restored = saver::restore(learner, snapshot, self.rank, self.rings.slot);
+            restored.context("the run cannot go on from its snapshot")?;
             self.rings.publications = snapshot.state.publications.clone();
             self.rings.explorers = snapshot.explorers_of(self.rank).to_vec();
             self.rollbacks = self.rollbacks.max(snapshot.state.rollbacks);

@@ -24,6 +24,9 @@ fn whole() -> u64 {
     DAY_MS
 }
 
+/// Start of the year 2200, Unix milliseconds: a later time is in another unit.
+pub const FAR_FUTURE_MS: u64 = 7_258_118_400_000;
+
 /// Maximum size of a `day.toml`, bytes.
 const LONGEST_FILE: u64 = 1 << 16;
 
@@ -61,9 +64,14 @@ impl Day {
     /// Describes why a time outside the day is wrong, with the likely cause.
     pub fn outside(&self, ts_ms: u64) -> String {
         let hour = 3_600_000;
+        let too_fine = "; is it in microseconds or nanoseconds? Divide it";
         let cause = match ts_ms {
             ..100_000_000_000 => "; is it in seconds? Multiply it by 1,000",
-            100_000_000_000_000.. => "; is it in microseconds or nanoseconds? Divide it",
+            // The day was taken from such a time, too: its date and range mean nothing.
+            FAR_FUTURE_MS.. if self.start_ms > FAR_FUTURE_MS => {
+                return format!("is not a time in Unix milliseconds{too_fine}");
+            }
+            100_000_000_000_000.. => too_fine,
             _ if (self.end_ms()..self.end_ms() + hour).contains(&ts_ms) => {
                 "; if clocks were set back on this day, set hours = 25 in day.toml, else look at utc_offset_minutes there"
             }
@@ -159,6 +167,18 @@ mod tests {
         for bad in ["2025-02-29", "2025-13-01", "today", ""] {
             assert!(parse_date(bad).is_err(), "{bad}");
         }
+    }
+
+    /// It lay outside 9999-12-31, with a range that has other digits than that day.
+    #[test]
+    fn a_time_of_another_unit_is_not_compared_with_a_day_of_that_unit() {
+        let [us, later] = [1_767_571_200_000_000, 1_767_571_288_000_000];
+        let said = Day::of_timestamp(us).outside(later);
+        assert_eq!(said, "is not a time in Unix milliseconds; is it in microseconds or nanoseconds? Divide it");
+        let said = Day::of_timestamp(us).outside(later / 1000);
+        assert!(said.contains("another day's"), "this time is right: {said}");
+        let said = Day::of_timestamp(us / 1000).outside(later);
+        assert!(said.contains("2026-01-05") && said.contains("microseconds"), "the day is right: {said}");
     }
 
     #[test]

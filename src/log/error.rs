@@ -50,9 +50,21 @@ fn twice(column: &str) -> &'static str {
     }
 }
 
+/// Whether a path is wrong, or not for this user.
+fn cannot_be_opened(cause: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{NotFound, PermissionDenied};
+    matches!(cause.kind(), NotFound | PermissionDenied)
+}
+
+/// Names a file that an operation failed on, and the operation where it is known.
+fn place(path: &Path, cause: &std::io::Error) -> String {
+    let what = if cannot_be_opened(cause) { "cannot open " } else { "" };
+    format!("{what}{}", path.display())
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    #[error("{path}: {cause}", path = path.display())]
+    #[error("{}: {cause}", place(path, cause))]
     Io { path: PathBuf, cause: std::io::Error },
     #[error("{path}: the file ends in the middle (after line {line}): {cause}; fetch or write it again", path = path.display())]
     Truncated { path: PathBuf, line: u64, cause: std::io::Error },
@@ -86,6 +98,15 @@ impl LogError {
             return Self::Truncated { path: path.to_owned(), line: 0, cause };
         }
         Self::Io { path: path.to_owned(), cause }
+    }
+
+    /// Whether the user has to change a path or a file. Other failures may pass.
+    pub fn is_of_input(&self) -> bool {
+        match self {
+            Self::Io { cause, .. } => cannot_be_opened(cause),
+            Self::NotKept { .. } => false,
+            _ => true,
+        }
     }
 }
 

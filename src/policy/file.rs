@@ -79,6 +79,10 @@ impl PolicyFile {
         let file = Self::locate(path);
         match files::read(&file, files::MOST) {
             Ok(bytes) => Ok((file, bytes)),
+            Err(_) if ["config.toml", "values"].iter().all(|part| path.join(part).exists()) => bail!(
+                "{path} is a run of `admix values train`: --values {path} uses it; a policy comes from `admix train`",
+                path = path.display()
+            ),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => bail!(
                 "there is no policy {}: name a run directory, a folder of nightly jobs or a policy file{}",
                 file.display(),

@@ -110,6 +110,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
             let (table_shape, dispersion) = (table.shape(), prepared.dispersion);
             let shape = DeviceShape { net: shape, table: table_shape, rows, slots, dispersion };
             let (memory, dense) = device::open_cuda(&gpu::device::from(index, settings.table.devices), &shape)?;
+            gpu::failures::end_the_process();
             (Store::on_device(table, &settings, memory), Some(dense))
         }
     };

@@ -162,6 +162,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         member.before_rows(block);
         self.done += 1;
         let generation = member.read_shared_rows(self.done)?;
+        failpoint::reached(member.named(["rank.computing", "table.computing", "other.computing"]));
         let losses = member.compute(block)?;
         self.click += losses.click;
         self.charge += losses.charge;
@@ -276,7 +277,7 @@ fn pull(
         arrived.iter().map(|&newest| within(newest.saturating_sub(kept))..within(newest.min(done))).collect();
     let mut words = Vec::new();
     'next: loop {
-        let (iteration, members) = choose(&given, quorum, |iteration| rule.may_use(period, iteration))?;
+        let (iteration, members) = choose(&given, (rank, quorum), |iteration| rule.may_use(period, iteration))?;
         let number = before + iteration + 1;
         let mut gradients: Vec<Vec<f32>> = Vec::new();
         for member in (0..ranks).filter(|member| members >> member & 1 == 1) {

@@ -183,8 +183,10 @@ impl Store {
             }
         }
         if let (Some(cache), Some(ticket)) = (cache.as_mut(), &batch.ticket) {
-            // A row that is on its way to the host must not meet the next owner of its record.
-            cache.land(table);
+            // Where records change hands, a row that is on its way to the host must not meet the next owner of its record.
+            if table.shape().marks {
+                cache.land(table);
+            }
             cache.records(ticket, &mut batch.records);
         } else if table.shape().marks {
             // What was found ahead may have been freed since, and given to another id.

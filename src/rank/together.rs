@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 
 use crate::gpu::{self, Device};
 use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, exchange_name, net_shape, table_name};
-use crate::run::{Metrics, RunDirectory};
+use crate::run::{Metrics, RunDirectory, failpoint};
 use crate::settings::{RankSync, ValueSettings};
-use crate::shm::{Exchange, NumaNodes, Role, RowReader};
+use crate::shm::{Exchange, NumaNodes, Role, RowReader, Written};
 use crate::sparse::cache::copies::Copies;
 use crate::sparse::{Counters, HostTable, TableView};
 use crate::values::Fields;
@@ -60,7 +60,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let fields = Fields::parse(&settings.values.fields)?;
     let shape = net_shape(settings, &fields);
     let exchange = Arc::new(Exchange::open(&exchange_name(prefix))?);
-    let seat = exchange.join(world.first + rank, Duration::from_secs_f64(settings.ranks.timeout_s))?;
+    let seat = exchange.join(world.first + rank, Duration::MAX)?;
     let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (Arc::new(of.halves), of.undo)).unzip();
     let (state, _) = state_of(settings, directory, shape, halves.as_deref())?;
     // Of the whole machine: below, each table's ranks keep to a part of it.
@@ -89,7 +89,9 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         Device::Cpu => None,
         Device::Cuda(first) => {
             let index = gpu::device::from(first, settings.ranks_here())[rank];
-            Some(device::open_gradients_cuda(index, shape, prepared.dispersion)?)
+            let gradients = device::open_gradients_cuda(index, shape, prepared.dispersion)?;
+            gpu::failures::end_the_process();
+            Some(gradients)
         }
     };
     let view = TableView::open(&table_name(seat.group()))?;
@@ -99,6 +101,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let mut first = None;
     if rank == 0 {
         let passes = || -> anyhow::Result<_> {
+            failpoint::reached("rank.judge");
             let judge = Judge::open(settings, &fields, || slot.beat())?;
             let pulse = Pulse::new(&segments.control, slot);
             Ok(Passes { settings, prepared: &prepared, directory, judge, pulse })
@@ -139,8 +142,10 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         seat,
         state,
     };
-    // The first rank of each table has it, with the rows that all begin with.
-    member.seat.exchange(&mut [], &[], &mut |_, _| {})?;
+    // The first rank of each table has it, with the rows that all begin with. Joining the validation days and copying rows may take any time: a
+    // rank that hangs meanwhile is main's to find.
+    member.seat.exchange_while(&mut [], &mut |area| Written::copy(&[], area), &mut |_| {}, &|| slot.beat())?;
+    member.seat.limit(Duration::from_secs_f64(settings.ranks.timeout_s));
     match settings.ranks.sync {
         RankSync::Step => member.train_in_step()?,
         RankSync::Overlap => Overlapped::open(prefix, directory, &mut member)?.train()?,

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 
@@ -15,7 +15,7 @@ use crate::run::failpoint;
 use crate::run::value_run::Prepared;
 use crate::run::value_snapshot::ValueState;
 use crate::settings::ValueSettings;
-use crate::shm::{Exchange, ReadGuard, RingReader, monotonic};
+use crate::shm::{Broken, Exchange, ReadGuard, RingReader, monotonic};
 
 use super::merged::{MergedRows, Moment};
 use super::progress::step_of;
@@ -112,8 +112,9 @@ pub struct Work {
 impl Work {
     fn run(&mut self, shared: &Shared) -> anyhow::Result<()> {
         let Self { table, rows, rings, exchange, settings, prepared, state } = self;
+        let timeout = Duration::from_secs_f64(settings.ranks.timeout_s);
         for iteration in 1.. {
-            let Some(given) = collect(rings, iteration, exchange, shared)? else { return Ok(()) };
+            let Some(given) = collect(rings, iteration, exchange, timeout, shared)? else { return Ok(()) };
             let parts = given.iter().map(|guard| Given::decode(guard.payload()).context("a message without a header"));
             let parts = parts.collect::<anyhow::Result<Vec<_>>>()?;
             let whole = parts[0].whole;
@@ -126,7 +127,6 @@ impl Work {
             state.samples += whole;
             let (step, _) = step_of(settings, prepared, state);
             let mut rows = rows.lock().expect("whoever reads the table works");
-            let timeout = Duration::from_secs_f64(settings.ranks.timeout_s);
             let changes = |moment| {
                 if moment == Moment::Changes {
                     // If rows were written before, the last rank would wait for them: it reads soon after it has given its gradients.
@@ -168,23 +168,50 @@ fn collect<'r>(
     rings: &'r mut [RingReader],
     iteration: u64,
     exchange: &Exchange,
+    timeout: Duration,
     shared: &Shared,
 ) -> anyhow::Result<Option<Vec<ReadGuard<'r>>>> {
+    if !all_have_given(rings, exchange, timeout, shared)? {
+        return Ok(None);
+    }
     let mut given = Vec::with_capacity(rings.len());
     for (rank, ring) in rings.iter_mut().enumerate() {
-        while ring.is_empty() {
-            let seen = exchange.news().value();
-            if shared.ends.load(Ordering::Relaxed) {
-                return Ok(None);
-            }
-            if ring.is_empty() {
-                exchange.news().wait(seen, NAP);
-            }
-        }
         let guard = ring.take()?.context("a block that was there is gone")?;
         let number = guard.info().param_version;
         ensure!(number == iteration, "rank {rank} gave rows of iteration {number}, not {iteration}");
         given.push(guard);
     }
     Ok(Some(given))
+}
+
+/// Waits until there is something in the rings of all ranks; false at the end. A rank that gives nothing for `timeout` after another has given
+/// breaks the exchange. While the ranks meet, and while rank 0 evaluates, nobody gives, and nothing counts.
+///
+/// # Errors
+/// [`Broken`].
+fn all_have_given(
+    rings: &[RingReader],
+    exchange: &Exchange,
+    timeout: Duration,
+    shared: &Shared,
+) -> Result<bool, Broken> {
+    let mut first: Option<Instant> = None;
+    loop {
+        let seen = exchange.news().value();
+        let Some(missing) = rings.iter().position(RingReader::is_empty) else { return Ok(true) };
+        if shared.ends.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        if let Some(broken) = exchange.broken() {
+            return Err(broken);
+        }
+        if first.is_none() && !rings.iter().all(RingReader::is_empty) {
+            first = Some(Instant::now());
+        }
+        if first.is_some_and(|first| first.elapsed() >= timeout) {
+            exchange.late(missing);
+        } else {
+            exchange.news().wait(seen, NAP);
+        }
+    }
 }

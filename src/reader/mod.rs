@@ -18,30 +18,41 @@ use crate::run::value_run::{Prepared, ValueSegments, compile_options};
 use crate::run::{RunDirectory, failpoint};
 use crate::settings::{Configuration as _, RankSync, ValueSettings};
 use crate::shm::control::{ProcessSlot, STOP_ALL, STOP_LEARNING};
-use crate::shm::{Control, Overflow, ProcessKind, RingWriter, SampleRing, ahead, prefetch, prefetch_lines};
+use crate::shm::{Control, Overflow, ProcessKind, RingWriter, SampleRing, ahead, huge, prefetch, prefetch_lines};
 use crate::sparse::index::mix;
 use crate::values::join::{Share, join_watched};
 use crate::values::{Block, Fields, Sample};
 
 const NAP: Duration = Duration::from_millis(100);
 
-/// Samples with their ids.
+/// A sample, with all that is asked for on its way: each exposure of a shuffled window is somewhere else in memory.
+#[derive(Clone, Copy)]
+struct Exposure {
+    sample: Sample,
+    /// The rank that it goes to.
+    rank: u16,
+    /// Its training day, as its number in the list of days.
+    day: u16,
+}
+
+/// Exposures with their ids.
 #[derive(Default)]
 struct Window {
-    samples: Vec<Sample>,
+    exposures: Vec<Exposure>,
     ids: Vec<u64>,
-    /// The rank that each goes to; empty with a single rank.
-    ranks: Vec<u16>,
-    days: Vec<u16>,
 }
 
 impl Window {
-    /// Starts to load an exposure: in a shuffled window, each one is somewhere else.
+    fn ids(&self, i: usize, fields: usize) -> &[u64] {
+        &self.ids[i * fields..(i + 1) * fields]
+    }
+
+    /// Starts to load an exposure.
     fn load_ahead(&self, i: usize, fields: usize) {
-        let sample = &self.samples[i];
-        prefetch(&sample.seen);
-        prefetch(&sample.weight);
-        prefetch_lines(&self.ids[i * fields..(i + 1) * fields]);
+        let exposure = &self.exposures[i];
+        prefetch(&exposure.sample);
+        prefetch(&exposure.day);
+        prefetch_lines(self.ids(i, fields));
     }
 }
 
@@ -125,18 +136,18 @@ impl Stream<'_> {
                 self.slot.beat();
                 self.control.actors[self.id].rows_read.add(rows);
             })?;
-            window.samples.extend(joined.samples);
+            let samples = joined.samples.into_iter().zip(&joined.requests);
+            window.exposures.extend(samples.map(|(sample, &request)| {
+                let rank = if self.world.ranks > 1 { self.shares.rank_of(mix(request)) } else { 0 };
+                Exposure { sample, rank: rank as u16, day: day as u16 }
+            }));
             window.ids.extend(joined.ids);
-            if self.world.ranks > 1 {
-                window.ranks.extend(joined.requests.iter().map(|request| self.shares.rank_of(mix(*request)) as u16));
-            }
-            window.days.resize(window.samples.len(), day as u16);
             let last = day + 1 == v.train.len();
-            if last && number == 0 && window.samples.len() <= v.shuffle {
+            if last && number == 0 && window.exposures.len() <= v.shuffle {
                 let whole = whole.insert(window);
                 return self.give(whole, epoch, 0, true).map(|left| left.is_some());
             }
-            if last || window.samples.len() > v.shuffle {
+            if last || window.exposures.len() > v.shuffle {
                 match self.give(&window, epoch, number, last)? {
                     Some(left) => window = left,
                     None => return Ok(false),
@@ -152,10 +163,11 @@ impl Stream<'_> {
     fn give(&mut self, window: &Window, epoch: u64, number: u64, last: bool) -> anyhow::Result<Option<Window>> {
         let (World { ranks, first, local }, fields) = (self.world, self.fields.len());
         let batch = self.settings.values.batch * ranks;
-        let mut order: Vec<usize> = (0..window.samples.len()).collect();
+        huge::collapse(&window.exposures);
+        huge::collapse(&window.ids);
+        let mut order: Vec<usize> = (0..window.exposures.len()).collect();
         order.shuffle(&mut self.rng(epoch, number));
         let whole = if last { order.len() } else { order.len() / batch * batch };
-        let ids = |i: usize| &window.ids[i * fields..(i + 1) * fields];
         let mut shards =
             vec![Block { ranks: if ranks > 1 { ranks as u64 } else { 0 }, epoch, ..Block::default() }; local];
         // A pass without samples still ends.
@@ -178,11 +190,12 @@ impl Stream<'_> {
             }
             for (n, &i) in samples.iter().enumerate() {
                 samples[ahead(n, samples.len())].iter().for_each(|&later| window.load_ahead(later, fields));
-                let rank = window.ranks.get(i).map_or(0, |rank| usize::from(*rank));
-                if let Some(shard) = rank.checked_sub(first).and_then(|place| shards.get_mut(place)) {
-                    shard.push(&window.samples[i], ids(i), self.settings.training_weight());
+                let Exposure { sample, rank, day } = &window.exposures[i];
+                let place = usize::from(*rank).checked_sub(first);
+                if let Some(shard) = place.and_then(|place| shards.get_mut(place)) {
+                    shard.push(sample, window.ids(i, fields), self.settings.training_weight());
                     if self.settings.table.keep_days > 0 {
-                        shard.day.push(window.days[i]);
+                        shard.day.push(*day);
                     }
                 }
             }
@@ -195,10 +208,8 @@ impl Stream<'_> {
         }
         let mut left = Window::default();
         for &i in &order[whole..] {
-            left.samples.push(window.samples[i]);
-            left.ids.extend_from_slice(ids(i));
-            left.ranks.extend(window.ranks.get(i));
-            left.days.push(window.days[i]);
+            left.exposures.push(window.exposures[i]);
+            left.ids.extend_from_slice(window.ids(i, fields));
         }
         Ok(Some(left))
     }

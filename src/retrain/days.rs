@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 use jiff::civil::Date;
 
+use crate::log::day::Day;
+
 /// A day directory or a window of a day.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DayDir {
@@ -18,6 +20,16 @@ impl DayDir {
     /// Returns the date, and for a window the time at which it begins.
     pub fn label(&self) -> String {
         self.minute.map_or_else(|| self.date.to_string(), |minute| window_label(self.date, minute))
+    }
+
+    /// Returns whether the day has begun and not ended at `now_ms`, Unix milliseconds. One that cannot be read is for the check to tell of.
+    fn is_under_way(&self, now_ms: u64) -> bool {
+        match Day::read(&self.dir) {
+            Ok(Some(day)) => day.contains(now_ms),
+            // Without a calendar it is a UTC day.
+            Ok(None) => Day::of_timestamp(now_ms).date == self.date.to_string(),
+            Err(_) => false,
+        }
     }
 }
 
@@ -65,6 +77,11 @@ pub fn find(folder: &Path, pattern: &str) -> anyhow::Result<Vec<DayDir>> {
     Ok(days)
 }
 
+/// Removes the newest of the `days`, which are sorted, and returns it if it is under way at `now_ms`, Unix milliseconds.
+pub fn take_under_way(days: &mut Vec<DayDir>, now_ms: u64) -> Option<DayDir> {
+    days.pop_if(|newest| newest.is_under_way(now_ms))
+}
+
 /// Returns why the newest day is too old, with the dates that are missing, or that it is still to come; `None` if it is at most `max_age` days older
 /// than `today`, or if `max_age` is 0.
 pub fn stale(newest: Date, today: Date, max_age: u32) -> Option<String> {
@@ -103,6 +120,37 @@ mod tests {
         assert!(stale(day(21), day(23), 1).unwrap().starts_with("2026-11-22 did not arrive"));
         assert!(stale(day(20), day(23), 2).unwrap().starts_with("2026-11-21 to 2026-11-22 did not arrive"));
         assert!(stale(Date::constant(2025, 11, 23), day(23), 30).unwrap().contains("365 days before"));
+    }
+
+    /// A night took today's directory, which a server was writing, for the newest day, found it suspect and trained nothing.
+    #[test]
+    fn a_newest_day_is_taken_away_while_it_is_under_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let day = |d, calendar: &str| {
+            let date = Date::constant(2026, 11, d);
+            let dir = folder.path().join(date.to_string());
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(dir.join("day.toml"), calendar).unwrap();
+            DayDir { date, minute: None, dir }
+        };
+        let bare = |d| {
+            let day = day(d, "");
+            std::fs::remove_file(day.dir.join("day.toml")).unwrap();
+            day
+        };
+        // 2026-11-23 at 16:30 UTC: half an hour after midnight in UTC+8.
+        let now = "2026-11-23T16:30:00Z".parse::<jiff::Timestamp>().unwrap().as_millisecond().cast_unsigned();
+        let left = |newest: DayDir| {
+            let mut days = vec![bare(20), newest.clone()];
+            let taken = take_under_way(&mut days, now);
+            assert!(taken.is_none_or(|taken| taken == newest));
+            days.len()
+        };
+        let east = |d| day(d, &format!("date = \"2026-11-{d}\"\nutc_offset_minutes = 480\n"));
+        assert_eq!([left(bare(22)), left(bare(23)), left(bare(24))], [2, 1, 2]);
+        assert_eq!([left(east(23)), left(east(24)), left(east(25))], [2, 1, 2]);
+        assert_eq!(left(day(23, "no calendar")), 2);
+        assert_eq!(take_under_way(&mut vec![], now), None);
     }
 
     #[test]

@@ -214,7 +214,11 @@ impl History {
         let path = self.archived(n);
         if !path.is_file() {
             let there: Vec<String> = self.archive()?.iter().map(u64::to_string).collect();
-            bail!("no promoted policy {n} in {}; there are {}", self.root.display(), there.join(", "));
+            let there = match &there[..] {
+                [] => "none was promoted yet".to_owned(),
+                some => format!("there are {}", some.join(", ")),
+            };
+            bail!("no promoted policy {n} in {}; {there}", self.root.display());
         }
         let stored = Stored::read(&path)?;
         let mut entry = Entry::new(outcome, format!("policy {n}, by hand"));
@@ -429,6 +433,19 @@ mod tests {
             (Some(1), None, Some(2))
         );
         assert_eq!((history.withdrawn(b"one"), history.withdrawn(b"new")), (Some(1), None));
+    }
+
+    /// The error ended with "there are".
+    #[test]
+    fn a_number_is_refused_in_words_where_nothing_was_promoted() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut history = History::open(folder.path()).unwrap();
+        note(&mut history, Outcome::Failed);
+        let why = history.promote_again(5, Outcome::PromotedByHand).unwrap_err().to_string();
+        assert!(why.ends_with("none was promoted yet"), "{why}");
+        history.promote(Entry::new(Outcome::Promoted, "p"), b"one").unwrap();
+        let why = history.promote_again(5, Outcome::PromotedByHand).unwrap_err().to_string();
+        assert!(why.ends_with("there are 2"), "{why}");
     }
 
     #[test]

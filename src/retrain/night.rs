@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail, ensure};
 use jiff::tz::TimeZone;
 
+use crate::cancel;
 use crate::env::Delay;
 use crate::evaluate::entry::Entry as Entrant;
 use crate::evaluate::{self, DayReport, Kind, TestDay, verdict};
@@ -20,7 +21,7 @@ use crate::supervisor::prepare::Planning;
 use crate::values::{Told, store};
 
 use super::check::{self, Checked};
-use super::config::{Job, NO_VALUES};
+use super::config::{Job, Keep, NO_VALUES};
 use super::days::{self, DayDir};
 use super::history::{Entry, History, Outcome};
 use super::judge::{self, CANDIDATE, Choice, INCUMBENT};
@@ -56,12 +57,16 @@ pub fn ready(job: &Job) -> anyhow::Result<()> {
 pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::Result<Entry> {
     let mut history = History::open(&job.jobs)?;
     note_killed(&mut history)?;
-    let night = match Night::open(job, window, &history) {
+    let night = match uncancelled(|| Night::open(job, window, &history)) {
         Ok(night) => night,
         Err(e) => {
             // Whole days are checked one by one; a window cannot be cut from an unreadable day.
             let unreadable = e.chain().any(|cause| cause.is::<LogError>());
-            let outcome = if unreadable { Outcome::DataSuspect } else { Outcome::Failed };
+            let outcome = match unreadable {
+                _ if interrupt.count() > 0 => Outcome::Interrupted,
+                true => Outcome::DataSuspect,
+                false => Outcome::Failed,
+            };
             let mut entry = Entry::new(outcome, format!("{e:#}"));
             entry.window = window.map(|window| window.to_string());
             return history.note(entry);
@@ -73,7 +78,7 @@ pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::
     let marker = folder.join("running");
     std::fs::write(&marker, window.map_or_else(String::new, |window| window.to_string()))
         .with_context(|| format!("cannot write {}", marker.display()))?;
-    let mut entry = match night.carry_out(&mut history, &folder, interrupt) {
+    let mut entry = match uncancelled(|| night.carry_out(&mut history, &folder, interrupt)) {
         Ok(entry) => entry,
         Err(_) if interrupt.count() > 0 => {
             night.entry(Outcome::Interrupted, "the next start goes on with what was trained".to_owned())
@@ -85,12 +90,14 @@ pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::
     }
     // Last: a night that is killed before this is recorded as killed.
     std::fs::remove_file(&marker).with_context(|| format!("cannot remove {}", marker.display()))?;
-    let pruned = history.prune(job.keep.policies).and_then(|()| values::prune(&history));
-    if let Err(e) = pruned.and_then(|()| prune_nights(&history, job.keep.nights)) {
-        tracing::warn!("old nights and policies stay: {e:#}");
-    }
+    prune(&history, &job.keep);
     history.settled()?;
     Ok(entry)
+}
+
+/// Does work whose cancellation is an error.
+fn uncancelled<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    cancel::catch(work).unwrap_or_else(|cancelled| Err(cancelled.into()))
 }
 
 /// Records the nights that were killed.
@@ -117,6 +124,19 @@ fn nights(history: &History) -> anyhow::Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
+/// Removes what is not to be kept. What cannot be removed stays, with a warning, and does not keep the rest.
+fn prune(history: &History, keep: &Keep) {
+    for (what, pruned) in [
+        ("policies", history.prune(keep.policies)),
+        ("value models", values::prune(history)),
+        ("nights", prune_nights(history, keep.nights)),
+    ] {
+        if let Err(e) = pruned {
+            tracing::warn!("old {what} stay: {e:#}");
+        }
+    }
+}
+
 /// Keeps the newest `keep` nights and the newest `keep` refreshes.
 fn prune_nights(history: &History, keep: usize) -> anyhow::Result<()> {
     let is_refresh = |folder: &PathBuf| folder.file_name().is_some_and(|name| name.to_string_lossy().contains('T'));
@@ -135,6 +155,8 @@ struct Night<'a> {
     options: CompileOptions,
     /// Window length of a refresh.
     window: Option<Window>,
+    /// A day that has not ended, behind the newest one of a night.
+    under_way: Option<DayDir>,
     /// Entry of an earlier night that had the same newest day.
     earlier: Option<u64>,
 }
@@ -142,9 +164,15 @@ struct Night<'a> {
 impl<'a> Night<'a> {
     /// Finds and checks the newest days.
     fn open(job: &'a Job, window: Option<Window>, history: &History) -> anyhow::Result<Self> {
-        let all = days::find(&job.days.dir, &job.days.pattern)?;
+        let mut all = days::find(&job.days.dir, &job.days.pattern)?;
         if all.is_empty() {
             bail!("no directory in {} is named like `days.pattern`, {}", job.days.dir.display(), job.days.pattern);
+        }
+        let now_ms = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+        // Complete windows of it can be used, the whole of it cannot.
+        let under_way = if window.is_none() { days::take_under_way(&mut all, now_ms) } else { None };
+        if all.is_empty() {
+            bail!("the only day in {} has not ended; start the job when it has", job.days.dir.display());
         }
         let settings = training::load(job, &[], &[], None)?;
         let options = compile_options(&settings);
@@ -163,10 +191,13 @@ impl<'a> Night<'a> {
         let unit = unit(window);
         say!("checking {} {unit}s up to {}", newest.len(), newest[newest.len() - 1].label());
         let checked = check::all(&newest, job, options, settings.env.feedback_delay_s);
-        let mut night = Self { job, checked, options, window, earlier: None };
+        let mut night = Self { job, checked, options, window, under_way, earlier: None };
         night.earlier = night.find_earlier(history);
         if let Some(note) = night.repetition() {
             tracing::warn!("{note}");
+        }
+        if let Some(note) = night.not_ended() {
+            say!("{note}");
         }
         let path = night.folder(history).join("check.json");
         std::fs::create_dir_all(path.parent().unwrap_or(history.root()))?;
@@ -205,6 +236,12 @@ impl<'a> Night<'a> {
         Some(format!("NO NEW {} since entry {n}: {} is still the newest", unit.to_uppercase(), self.newest().label()))
     }
 
+    /// Says that a newer day was left out.
+    fn not_ended(&self) -> Option<String> {
+        let day = self.under_way.as_ref()?;
+        Some(format!("{} left out: the day has not ended", day.label()))
+    }
+
     fn found_newest(&self) -> &Checked {
         self.checked.last().expect("a night has a day")
     }
@@ -223,6 +260,7 @@ impl<'a> Night<'a> {
         entry.night = Some(self.newest().label());
         entry.window = self.window.map(|window| window.to_string());
         entry.notes.extend(self.repetition());
+        entry.notes.extend(self.not_ended());
         for found in &self.checked {
             entry.notes.extend(found.suspect.iter().map(|why| format!("{} left out: {why}", found.label)));
         }
@@ -280,11 +318,18 @@ impl<'a> Night<'a> {
             [] => bail!("no valid day"),
         };
         // The served plan knows every day. None is left for validation: each day is judged with a plan from the others.
-        let file = BaselineFile::new(&name, plan(recent, &[])?)?;
-        let mut entry = self.entry(Outcome::Promoted, format!("the tuned best baseline, {name}: {reason}"));
-        entry.policy = Some(name);
+        let bytes = BaselineFile::new(&name, plan(recent, &[])?)?.encode()?;
+        let again = why_not_again(history, &bytes);
+        let why = again.as_ref().unwrap_or(&reason);
+        let mut entry = self.entry(Outcome::Kept, format!("the tuned best baseline, {name}: {why}"));
         entry.train = Roles::labels(recent);
-        history.promote(entry, &file.encode()?)
+        if again.is_some() {
+            return Ok(entry);
+        }
+        entry.outcome = Outcome::Promoted;
+        entry.policy = Some(name);
+        cancel::point();
+        history.promote(entry, &bytes)
     }
 
     /// Returns the baseline that is used where nothing can be selected.
@@ -391,9 +436,6 @@ impl<'a> Night<'a> {
             say!("comparing on {}", day.label());
             let names = std::slice::from_ref(&baseline);
             reports.push(self.replay(day, &entrants, (&candidate.plan, names), &values, &settings)?);
-            if interrupt.count() > 0 {
-                bail!("interrupted");
-            }
         }
         let ruling = judge::rule(&reports, &baseline, &self.job.promote, unit(self.window));
         let mut entry = self.entry(Outcome::Kept, ruling.reason);
@@ -422,11 +464,11 @@ impl<'a> Night<'a> {
                 (baseline, file.encode()?)
             }
         };
-        if let Some(n) = history.withdrawn(&bytes) {
-            entry.reason =
-                format!("it is policy {n} again, which was replaced by hand; `admix promote --to {n}` serves it");
+        if let Some(why) = why_not_again(history, &bytes) {
+            entry.reason = why;
             return Ok(entry);
         }
+        cancel::point();
         if let Told::Model(model) = &values.told {
             store::put(model, history.root())?;
         }
@@ -434,6 +476,17 @@ impl<'a> Night<'a> {
         entry.policy = Some(policy);
         history.promote(entry, &bytes)
     }
+}
+
+/// Returns why a repeated night does not promote a policy with these bytes once more, if it does not.
+fn why_not_again(history: &History, bytes: &[u8]) -> Option<String> {
+    if let Some(n) = history.serves()
+        && std::fs::read(history.archived(n)).is_ok_and(|archived| archived == bytes)
+    {
+        return Some(format!("it is policy {n}, which is served already"));
+    }
+    let n = history.withdrawn(bytes)?;
+    Some(format!("it is policy {n} again, which was replaced by hand; `admix promote --to {n}` serves it"))
 }
 
 /// Returns the name of the unit of a job's data.
@@ -459,5 +512,30 @@ mod tests {
         let windows: Vec<_> = history.entries().iter().map(|entry| entry.window.as_deref()).collect();
         assert_eq!(windows, [None, Some("2h")]);
         assert!(history.entries().iter().all(|entry| entry.outcome == Outcome::Killed));
+    }
+
+    /// One archived policy that could not be read kept all old nights, and the disk filled up.
+    #[test]
+    fn a_damaged_archive_keeps_value_models_and_no_old_nights() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut history = History::open(folder.path()).unwrap();
+        let policy = BaselineFile::new("contract-first", Plan::empty()).unwrap().encode().unwrap();
+        for bytes in [&policy[..policy.len() / 2], &policy] {
+            history.promote(Entry::new(Outcome::Promoted, "a test"), bytes).unwrap();
+        }
+        for name in ["nights/2026-01-05", "nights/2026-01-06", "nights/2026-01-07", "values/model"] {
+            std::fs::create_dir_all(folder.path().join(name)).unwrap();
+        }
+        let left = || {
+            let nights = nights(&history).unwrap();
+            let names: Vec<_> = nights.iter().map(|night| night.file_name().unwrap().to_owned()).collect();
+            (names, folder.path().join("values/model").exists())
+        };
+        let keep = Keep { nights: 2, policies: 10 };
+        prune(&history, &keep);
+        assert_eq!(left(), (vec!["2026-01-06".into(), "2026-01-07".into()], true));
+        std::fs::remove_file(history.archived(1)).unwrap();
+        prune(&history, &keep);
+        assert!(!left().1, "no policy was made at it");
     }
 }

@@ -132,7 +132,11 @@ fn execute(name: &str, mut arguments: Vec<OsString>, run: &Path, interrupt: &Int
     arguments.extend(["--parent".into(), std::process::id().to_string().into()]);
     let job = jobs::Job { name: name.into(), arguments, log: run.with_extension("log") };
     let mut failure = None;
-    jobs::run(&[job], 1, interrupt, &mut |ended| failure = ended.failure)?;
+    // An interrupt is passed on to the run, which saves; the night's own work is cancelled.
+    interrupt.supervise();
+    let ran = jobs::run(&[job], 1, interrupt, &mut |ended| failure = ended.failure);
+    interrupt.leave();
+    ran?;
     if interrupt.count() > 0 {
         bail!("interrupted");
     }

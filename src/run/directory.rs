@@ -36,6 +36,30 @@ pub struct NotARunDirectory {
     why: String,
 }
 
+/// A run directory that holds a run, where a new one was to begin.
+#[derive(Debug, thiserror::Error)]
+#[error("the run directory {} already holds a run; go on with it with --resume, choose another --run-dir or remove it", root.display())]
+pub struct Occupied {
+    root: PathBuf,
+}
+
+/// A directory in which no run can be kept.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot use {} as run directory (--run-dir names another one)", root.display())]
+pub struct Unusable {
+    root: PathBuf,
+    #[source]
+    cause: std::io::Error,
+}
+
+impl Unusable {
+    /// Whether another directory has to be named, because this one will be no better later.
+    pub fn is_permanent(&self) -> bool {
+        use std::io::ErrorKind::{AlreadyExists, NotADirectory, PermissionDenied, ReadOnlyFilesystem};
+        matches!(self.cause.kind(), AlreadyExists | NotADirectory | PermissionDenied | ReadOnlyFilesystem)
+    }
+}
+
 /// A run directory; main's instance holds the lock.
 #[derive(Debug)]
 pub struct RunDirectory {
@@ -47,14 +71,11 @@ impl RunDirectory {
     /// Creates a fresh run directory and locks it.
     ///
     /// # Errors
-    /// A directory that another run uses, that holds an earlier run or other things, or that cannot be written.
+    /// A directory that another run uses, that holds an earlier run ([`Occupied`]) or other things, or that cannot be written.
     pub fn create(root: &Path) -> anyhow::Result<Self> {
         let directory = Self::lock(root)?;
         if directory.manifest().exists() {
-            bail!(
-                "the run directory {} already holds a run; go on with it with --resume, choose another --run-dir or remove it",
-                root.display()
-            );
+            return Err(Occupied { root: root.to_owned() }.into());
         }
         Ok(directory)
     }
@@ -64,13 +85,13 @@ impl RunDirectory {
     /// # Errors
     /// A directory that cannot be written.
     pub fn create_unique(parent: &Path, name: &str) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        std::fs::create_dir_all(parent).map_err(|cause| Unusable { root: parent.to_owned(), cause })?;
         let names = std::iter::once(name.to_owned()).chain((2..).map(|n| format!("{name}-{n}")));
         for root in names.map(|name| parent.join(name)) {
             match std::fs::create_dir(&root) {
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
                 made => {
-                    made.with_context(|| format!("cannot make {}", root.display()))?;
+                    made.map_err(|cause| Unusable { root: root.clone(), cause })?;
                     return Self::create(&root);
                 }
             }
@@ -81,20 +102,21 @@ impl RunDirectory {
     /// Locks the directory of a run that is resumed; makes missing parts and removes unfinished files of killed writers.
     ///
     /// # Errors
-    /// A directory that another run uses, that holds other things than a run ([`NotARunDirectory`]), or that cannot be written.
+    /// A directory that another run uses, that holds other things than a run ([`NotARunDirectory`]), or that cannot be written
+    /// ([`Unusable`]).
     pub fn lock(root: &Path) -> anyhow::Result<Self> {
-        let unusable = || format!("cannot use {} as run directory (--run-dir names another one)", root.display());
-        std::fs::create_dir_all(root).with_context(unusable)?;
-        let root = root.canonicalize().with_context(unusable)?;
+        let unusable = |cause| Unusable { root: root.to_owned(), cause };
+        std::fs::create_dir_all(root).map_err(unusable)?;
+        let root = root.canonicalize().map_err(unusable)?;
         let refused = |why: String| NotARunDirectory { root: root.clone(), why };
         let path = root.join(LOCK);
-        if !is_a_runs(&root).with_context(unusable)? {
-            if !is_empty(&root).with_context(unusable)? {
+        if !is_a_runs(&root).map_err(unusable)? {
+            if !is_empty(&root).map_err(unusable)? {
                 return Err(refused("holds other things than a run of admix".into()).into());
             }
-            write_mark(&root).with_context(unusable)?;
+            write_mark(&root).map_err(unusable)?;
         }
-        let file = lock::open(&path, OpenOptions::new().read(true).write(true)).with_context(unusable)?;
+        let file = lock::open(&path, OpenOptions::new().read(true).write(true)).map_err(unusable)?;
         if !take(&file).with_context(|| format!("cannot lock {}", root.display()))? {
             bail!(
                 "the run directory {} is in use by a running admix; wait for it or choose another --run-dir",
@@ -102,7 +124,7 @@ impl RunDirectory {
             )
         }
         // Any user who can open the file can lock it.
-        file.set_permissions(Permissions::from_mode(0o600)).with_context(unusable)?;
+        file.set_permissions(Permissions::from_mode(0o600)).map_err(unusable)?;
         for part in FOLDERS {
             let folder = root.join(part);
             match folder.symlink_metadata() {
@@ -110,7 +132,7 @@ impl RunDirectory {
                 Ok(_) => {
                     return Err(refused(format!("has something else than a folder in the place of its {part}/")).into());
                 }
-                Err(_) => std::fs::create_dir(&folder).with_context(unusable)?,
+                Err(_) => std::fs::create_dir(&folder).map_err(unusable)?,
             }
         }
         for folder in [&root, &root.join("plan"), &root.join("policy")] {
@@ -217,6 +239,16 @@ impl RunDirectory {
 
     pub fn best(&self) -> PathBuf {
         self.root.join("policy").join("best.safetensors")
+    }
+
+    /// Says where the best policy so far is.
+    pub fn best_so_far(&self) -> String {
+        let best = self.best();
+        if best.is_file() {
+            format!("the best policy so far is {}", best.display())
+        } else {
+            "no policy was saved yet".to_owned()
+        }
     }
 
     /// Returns the path of this node's number among those of its job.
@@ -386,6 +418,16 @@ mod tests {
         let mode = folder.path().join(LOCK).metadata().unwrap().mode();
         assert_eq!(mode & 0o777, 0o600, "whoever can open it can lock it");
         drop(second);
+    }
+
+    /// A run that was interrupted before its first evaluation named a best policy that did not exist.
+    #[test]
+    fn a_best_policy_is_named_only_where_there_is_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::lock(folder.path()).unwrap();
+        assert_eq!(run.best_so_far(), "no policy was saved yet");
+        std::fs::write(run.best(), "").unwrap();
+        assert!(run.best_so_far().ends_with("policy/best.safetensors"));
     }
 
     #[test]

@@ -3,9 +3,10 @@
 //! Main writes [`directory`] and creates [`segments`]; children find both by name. [`context`] loads the inputs of training. For
 //! runs of values, [`value_run`] has the shared data, [`beginning`] the starting point, [`value_cursor`] the training position and
 //! [`value_snapshot`] the state to resume from, [`sparse_part`] the layout of a snapshot's rows in shared memory. [`metrics`] is the file of records to which all processes append, and [`flight`]
-//! records the last events of a process for the report of a crash. A run resumes from a [`snapshot`]. [`leakage`] refuses a day that
-//! has two roles.
+//! records the last events of a process for the report of a crash; [`alive`] gives signs of life during long work. A run resumes from a
+//! [`snapshot`]. [`leakage`] refuses a day that has two roles.
 
+pub mod alive;
 pub mod beginning;
 pub mod context;
 pub mod directory;
@@ -21,6 +22,6 @@ pub mod value_snapshot;
 
 pub use crate::failpoint;
 pub use context::{Context, open_days};
-pub use directory::{CannotSave, NotARunDirectory, RunDirectory};
+pub use directory::{CannotSave, NotARunDirectory, Occupied, RunDirectory, Unusable};
 pub use metrics::Metrics;
 pub use segments::{Segments, pack, unpack};

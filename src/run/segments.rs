@@ -43,6 +43,22 @@ pub fn rank_halves_name(prefix: &str, rank: usize) -> String {
 /// Words before the parameters in a publication: the update count, low word and high word.
 const HEAD_WORDS: usize = 2;
 
+/// Draws the names of a run and creates its control block, which marks them as those of a live run. It comes before all other segments, which
+/// would be swept without it.
+///
+/// # Errors
+/// Too little shared memory.
+pub fn create_control(run_id: &str) -> Result<(RunNames, Control), ShmError> {
+    let mut draws = 1;
+    loop {
+        let names = RunNames::for_this_process(run_id)?;
+        match Control::create(&names.part(CONTROL)) {
+            Err(ShmError::Exists { .. }) if draws < DRAWS => draws += 1,
+            created => return Ok((names, created?)),
+        }
+    }
+}
+
 impl Segments {
     /// Creates the segments of a run under new names, after checking that there is room for all of them.
     ///
@@ -64,32 +80,22 @@ impl Segments {
             + half.map_or(0, Halves::footprint) * settings.learner.ranks as u64
             + exchange.map_or(0, Exchange::footprint);
         check_space(total)?;
-        let create = |names: &RunNames| {
-            // First, because parts without a control segment would be swept.
-            let control = Control::create(&names.part(CONTROL))?;
-            Ok(Self {
-                params: ParamCell::create(&names.part("params"), words)?,
-                rings: (0..settings.actors.count)
-                    .map(|i| SampleRing::create(&names.part(&format!("ring{i}")), shape(i)))
+        let (names, control) = create_control(run_id)?;
+        let segments = Self {
+            params: ParamCell::create(&names.part("params"), words)?,
+            rings: (0..settings.actors.count)
+                .map(|i| SampleRing::create(&names.part(&format!("ring{i}")), shape(i)))
+                .collect::<Result<_, _>>()?,
+            halves: half.map(|shape| Halves::create(&names.part("halves"), shape)).transpose()?,
+            rank_halves: match half {
+                None => vec![],
+                Some(shape) => (1..settings.learner.ranks)
+                    .map(|rank| Halves::create(&rank_halves_name(&names.to_string(), rank), shape))
                     .collect::<Result<_, _>>()?,
-                halves: half.map(|shape| Halves::create(&names.part("halves"), shape)).transpose()?,
-                rank_halves: match half {
-                    None => vec![],
-                    Some(shape) => (1..settings.learner.ranks)
-                        .map(|rank| Halves::create(&rank_halves_name(&names.to_string(), rank), shape))
-                        .collect::<Result<_, _>>()?,
-                },
-                control,
-            })
+            },
+            control,
         };
-        let mut draws = 1;
-        loop {
-            let names = RunNames::for_this_process(run_id)?;
-            match create(&names) {
-                Err(ShmError::Exists { .. }) if draws < DRAWS => draws += 1,
-                created => return Ok((names, created?)),
-            }
-        }
+        Ok((names, segments))
     }
 
     /// Opens the segments that main created, with the rings of `actors` and, if `halves`, the halves for snapshots.

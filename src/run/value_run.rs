@@ -202,18 +202,23 @@ impl ValueHalves {
 }
 
 impl ValueSegments {
-    /// Creates the control block, the rings, and the exchange of several ranks.
+    /// Creates the rings, and the exchange of several ranks, beside the control block that was created before.
     ///
     /// # Errors
     /// Too little shared memory.
-    pub fn create(names: &RunNames, settings: &ValueSettings, fields: &Fields, world: World) -> Result<Self, ShmError> {
+    pub fn create(
+        (names, control): (&RunNames, Control),
+        settings: &ValueSettings,
+        fields: &Fields,
+        world: World,
+    ) -> Result<Self, ShmError> {
         let (prefix, ranks) = (names.to_string(), world.local);
         let ring = |i: usize| {
             let (reader, rank) = (i / ranks, i % ranks);
             SampleRing::create(&ring_name(&prefix, reader, rank), ring_shape(settings, fields, reader, world))
         };
         Ok(Self {
-            control: Control::create(&names.part("control"))?,
+            control,
             rings: (0..settings.values.readers * ranks).map(ring).collect::<Result<_, _>>()?,
             exchange: exchange_shape(settings, fields, world)
                 .map(|shape| Exchange::create(&exchange_name(&prefix), shape))

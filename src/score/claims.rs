@@ -4,6 +4,8 @@ use std::collections::{HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use crate::env::State;
+
 /// An impression that was really shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exposure {
@@ -16,12 +18,16 @@ pub struct Exposure {
 /// What has become of a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// No exposure has come yet.
+    /// It counts as delivered, and policies observe it when an exposure confirms it. None has come yet.
     Open,
+    /// It counts as shown. No exposure has come yet.
+    Shown,
     /// An exposure has said what was shown.
     Settled,
     /// No exposure came in time, and it was taken back.
     Withdrawn,
+    /// Its contract is gone, with its counts. No exposure has come yet.
+    Gone,
 }
 
 /// What was chosen on a request.
@@ -34,6 +40,13 @@ pub struct Claim {
     /// Minor units per impression; 0 for a contract.
     pub worth: f32,
     pub stage: Stage,
+}
+
+impl Claim {
+    /// Lets policies observe it as shown.
+    pub(super) fn observe(&self, state: &mut State, offset: u64) {
+        state.confirm(self.contract.map(|j| j as usize), offset, self.pctr.into(), self.worth.into());
+    }
 }
 
 /// A choice in its place.
@@ -147,19 +160,27 @@ impl Claims {
         Self { made, counted_until, ..Self::default() }
     }
 
+    /// Lets open claims count as shown; `each` is told of them with their times.
+    pub fn show_open(&mut self, mut each: impl FnMut(u64, Claim)) {
+        for Made { offset, claim, .. } in self.made.iter_mut().filter(|made| made.claim.stage == Stage::Open) {
+            claim.stage = Stage::Shown;
+            each(*offset, *claim);
+        }
+    }
+
     /// The contract of each open claim.
     pub fn open(&self) -> impl Iterator<Item = usize> + '_ {
         let open = self.made.iter().map(|made| made.claim).filter(|claim| claim.stage == Stage::Open);
         open.filter_map(|claim| claim.contract).map(|j| j as usize)
     }
 
-    /// Gives contracts other places: `to` has that of each; `None` for one that is gone, whose choices need no exposure any more.
+    /// Gives contracts other places: `to` has that of each; `None` for one that is gone.
     pub fn of_contracts(&mut self, to: &[Option<u32>]) {
         for Made { claim, .. } in &mut self.made {
             let Some(j) = claim.contract else { continue };
             claim.contract = to[j as usize];
-            if claim.contract.is_none() {
-                claim.stage = Stage::Settled;
+            if claim.contract.is_none() && claim.stage != Stage::Settled {
+                claim.stage = Stage::Gone;
             }
         }
     }

@@ -12,7 +12,7 @@ use super::scorer::{Decision, Scorer};
 pub enum Heard {
     /// It was counted, or confirms what was.
     News,
-    /// The request is not remembered, and nothing was counted. It may have been said before.
+    /// The request is not remembered, or its contract is gone, and nothing was counted. It may have been said before.
     Unknown,
     /// It was said before.
     Repeated,
@@ -55,7 +55,7 @@ impl Scorer {
         {
             self.remember(request_id, claim);
         }
-        if self.options.exposures && self.options.confirm_within_s.is_some() {
+        if self.options.confirms() {
             self.replay.claim(choice);
         } else {
             self.replay.show(choice);
@@ -66,23 +66,22 @@ impl Scorer {
     fn remember(&mut self, request_id: u64, claim: Claim) {
         let forgotten = self.claims.push(self.now, request_id, claim);
         if let Some((offset, claim)) = forgotten
-            && self.options.confirm_within_s.is_some()
             && claim.stage == Stage::Open
         {
             // Nothing can confirm it any more: it counts as shown.
-            let contract = claim.contract.map(|j| j as usize);
-            self.replay.state.confirm(contract, offset, claim.pctr.into(), claim.worth.into());
+            claim.observe(&mut self.replay.state, offset);
         }
     }
 
     fn claim(&self, choice: Choice) -> Option<Claim> {
         let replay = &self.replay;
+        let stage = if self.options.confirms() { Stage::Open } else { Stage::Shown };
         let of = |ad_id, contract, pctr: f64, worth: f64| Claim {
             ad_id,
             contract,
             pctr: pctr as f32,
             worth: worth as f32,
-            stage: Stage::Open,
+            stage,
         };
         match choice {
             Choice::Contract(i) => {
@@ -110,8 +109,11 @@ impl Scorer {
 
     /// Takes in what was really shown; in any order, repeats are ignored, and what was taken back counts after all.
     ///
-    /// An exposure of a request that is not remembered counts for its contract, once.
+    /// An exposure of a request that is not remembered counts for its contract, once. A stateless scorer counts none.
     pub fn confirm(&mut self, exposure: Exposure) -> Heard {
+        if self.options.stateless {
+            return Heard::Unknown;
+        }
         let shown = self.rules.contract(exposure.ad_id);
         let at = exposure.ts_ms.saturating_sub(self.day.start_ms).min(self.now);
         let Some(claim) = self.claims.get_mut(exposure.request_id) else {
@@ -131,19 +133,19 @@ impl Scorer {
         let claim = *claim;
         let contract = claim.contract.map(|j| j as usize);
         let as_chosen = claim.ad_id == exposure.ad_id;
-        let confirmed = self.options.confirm_within_s.is_some();
         let state = &mut self.replay.state;
         match (stage, contract) {
             (Stage::Settled, _) => return Heard::Repeated,
+            (Stage::Gone, _) if shown.is_none() => return Heard::Unknown,
             (Stage::Withdrawn, Some(j)) if as_chosen => state.delivered[j] += 1.0,
-            (Stage::Open, Some(j)) if !as_chosen && confirmed => state.delivered[j] -= 1.0,
-            (Stage::Open, Some(j)) if !as_chosen => state.take_back(j, claim.pctr),
-            (Stage::Open | Stage::Withdrawn, _) => {}
+            (Stage::Open, Some(j)) if !as_chosen => state.delivered[j] -= 1.0,
+            (Stage::Shown, Some(j)) if !as_chosen => state.take_back(j, claim.pctr),
+            _ => {}
         }
-        if !as_chosen {
+        if !as_chosen || stage == Stage::Gone {
             self.count_unforeseen(shown, at);
-        } else if confirmed {
-            state.confirm(contract, at, claim.pctr.into(), claim.worth.into());
+        } else if stage != Stage::Shown {
+            claim.observe(state, at);
         }
         Heard::News
     }

@@ -7,6 +7,17 @@
 //! [`Scorer::confirm`] says was really shown. It runs the engine that evaluation runs ([`crate::env::Replay`],
 //! [`crate::policy::Decider`]), so the same requests give the same decisions.
 //!
+//! | file | what it is |
+//! |---|---|
+//! | `served` | [`ServedDay`], a day before it begins; [`ServedPolicy`], a policy with its plan |
+//! | `scorer`, `counting` | [`Scorer`]: checks and scores; decisions that are counted as shown, and what was really shown |
+//! | `claims` | what was chosen lately, so that exposures can confirm or correct it |
+//! | `delivered` | what was delivered before scoring begins, and what is confirmed while it goes on |
+//! | `errands` | long computations on other threads, and a policy put in another's place |
+//! | `saved` | a scorer's state as bytes |
+//! | `stream` | requests from a stream, decisions to another, in order: `admix score` |
+//! | [`json`] | requests and decisions as JSON objects: the lines of `score` and the bodies of `serve` |
+//!
 //! ```no_run
 //! use admix::score::{Decision, DayFiles, ScoreOptions, Scorer, ServedDay, ServedPolicy};
 //! # fn main() -> anyhow::Result<()> {

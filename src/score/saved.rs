@@ -34,7 +34,7 @@ pub struct Restored {
     pub gone_contracts: usize,
 }
 
-const MAGIC: &[u8; 8] = b"ADMXSCR3";
+const MAGIC: &[u8; 8] = b"ADMXSCR4";
 /// Whatever a length field says, no more than this is read ahead.
 const LIMIT: usize = 1 << 30;
 
@@ -94,7 +94,8 @@ impl Scorer {
         }
     }
 
-    /// Goes on from saved bytes. Contracts may have changed since: each keeps its counts by its ad id.
+    /// Goes on from saved bytes. Contracts may have changed since: each keeps its counts by its ad id. Choices that wait for an exposure count as shown
+    /// where exposures need not confirm them any more.
     ///
     /// # Errors
     /// [`AnotherDay`], [`AnotherVersion`], and bytes that are damaged; the scorer is as it was.
@@ -127,8 +128,11 @@ impl Scorer {
             // The last thing that can fail: the scorer is as it was until here.
             self.policy.load(&self.replay, &saved.policy)?;
         }
-        if self.options.confirm_within_s.is_some() {
-            self.count_forgotten(&mut saved);
+        self.count_forgotten(&mut saved);
+        if !self.options.confirms() && !self.options.stateless {
+            // Exposures correct choices from now on, and need not confirm them.
+            let state = &mut saved.state;
+            saved.claims.show_open(|offset, claim| claim.observe(state, offset));
         }
         self.replay.state = saved.state;
         self.now = saved.now;
@@ -146,10 +150,13 @@ impl Scorer {
 
     /// Counts choices that are not among the saved claims as shown, for nothing can confirm them any more.
     fn count_forgotten(&self, saved: &mut Saved) {
+        // Displays that are only not observed yet will be.
+        let mut due = saved.state.clone();
+        due.observe_all();
         let mut open = vec![0.0; saved.state.delivered.len()];
         saved.claims.open().for_each(|j| open[j] += 1.0);
         for (j, open) in open.iter().enumerate() {
-            let forgotten = saved.state.delivered[j] - saved.state.observed[j] - open;
+            let forgotten = saved.state.delivered[j] - due.observed[j] - open;
             for _ in 0..forgotten.max(0.0) as u64 {
                 saved.state.confirm(Some(j), saved.now, self.replay.day.contract_pctr, 0.0);
             }

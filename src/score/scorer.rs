@@ -34,6 +34,13 @@ pub struct ScoreOptions {
     pub confirm_within_s: Option<f64>,
 }
 
+impl ScoreOptions {
+    /// Whether policies observe a choice only when an exposure confirms it.
+    pub(super) fn confirms(&self) -> bool {
+        self.exposures && self.confirm_within_s.is_some()
+    }
+}
+
 /// The ad to show on a request, with the scores behind the choice.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Decision {
@@ -51,6 +58,8 @@ pub struct Scorer {
     pub(super) replay: Replay,
     pub(super) policy: Box<dyn Policy>,
     pub(super) version: String,
+    /// Name of a policy that draws on each request.
+    draws: Option<String>,
     pub(super) options: ScoreOptions,
     pub(super) claims: Claims,
     /// Time of the latest request, milliseconds from midnight; time does not run backwards.
@@ -84,6 +93,7 @@ impl Scorer {
         let delay_s = if policy.predicts() { 0.0 } else { options.feedback_delay_s };
         let replay = Replay::serve(known, episode, delay_s, state);
         let version = policy.version.clone();
+        let draws = policy.draws().map(ToOwned::to_owned);
         let mut policy = policy.policy();
         policy.begin(&replay);
         policy.hand_out(options.stateless);
@@ -93,6 +103,7 @@ impl Scorer {
             replay,
             policy,
             version,
+            draws,
             options,
             claims: Claims::default(),
             now: 0,
@@ -132,6 +143,11 @@ impl Scorer {
     /// What tells the policy that serves from others.
     pub fn version(&self) -> &str {
         &self.version
+    }
+
+    /// Returns the name of a policy that draws on each request; `None` for one that does not.
+    pub fn draws(&self) -> Option<&str> {
+        self.draws.as_deref()
     }
 
     /// Contracts with their true and observed deliveries since the day began.
@@ -212,11 +228,6 @@ impl Scorer {
     /// The contracts of the day.
     pub fn contracts(&self) -> &[ControlRow] {
         self.rules.contracts()
-    }
-
-    /// Whether an ad is a contract of the day.
-    pub fn is_contract(&self, ad_id: u64) -> bool {
-        self.rules.contract(ad_id).is_some()
     }
 
     /// Time of the latest request, Unix milliseconds; at first the day's midnight.

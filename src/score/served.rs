@@ -177,6 +177,12 @@ impl ServedPolicy {
         self.stored.predicts()
     }
 
+    /// Returns the name of a baseline that draws on each request; `None` for policies that do not.
+    pub fn draws(&self) -> Option<&str> {
+        let name = self.stored.title();
+        baselines::draws(name).then_some(name)
+    }
+
     pub fn vocabulary(&self) -> Arc<Vocabulary> {
         Arc::new(self.stored.vocabulary())
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::log::error::BadValue;
 use crate::log::schema::TrackRow;
-use crate::log::table::{Row, Table};
+use crate::log::table::{self, Row, Table};
 use crate::log::{LogError, track};
 
 use super::counting::Heard;
@@ -32,7 +32,7 @@ pub struct StreamReport {
     pub candidates: u64,
     /// Skipped lines by reason.
     pub bad: BTreeMap<&'static str, u64>,
-    /// Exposures that were not counted: those of another day, and those of requests that are not remembered.
+    /// Exposures that were not counted: those of another day, and those of requests that are not remembered or contracts that are gone.
     pub other_day: u64,
     pub unknown: u64,
 }
@@ -159,12 +159,12 @@ impl Requests {
                 Ok(Some((row.place.line, track::parse(row))))
             }
             Source::Jsonl(reader, text, line) => loop {
-                text.clear();
-                let read = reader.read_until(b'\n', text).map_err(|e| LogError::io(Path::new("standard input"), e))?;
-                if read == 0 {
-                    return Ok(None);
+                let read = table::read_line(&mut **reader, text, line);
+                match read.map_err(|e| LogError::io(Path::new("standard input"), e))? {
+                    table::Line::End => return Ok(None),
+                    table::Line::TooLong => return Ok(Some((*line, Err(table::long_row())))),
+                    table::Line::Whole => {}
                 }
-                *line += 1;
                 if !text.trim_ascii().is_empty() {
                     let parsed = json::request(text.trim_ascii());
                     let keep_id = |(request, id)| {
@@ -201,6 +201,8 @@ pub fn stream(
     while let Some((line, request)) = requests.read()? {
         report.lines += 1;
         let decided = request.and_then(|request| {
+            // A request that is skipped lets no time pass.
+            scorer.check(&request)?;
             while let Some(arrived) = exposures.next_if(|arrived| arrived.arrival_ms <= request.ts_ms) {
                 match scorer.confirm(arrived.exposure) {
                     Heard::News | Heard::Repeated => {}

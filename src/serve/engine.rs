@@ -16,7 +16,7 @@ use crate::score::{Decision, Errand, Exposure, Finished, Heard, Scorer};
 
 use super::error::ApiError;
 use super::journal::{Journal, Shown};
-use super::metrics::Metrics;
+use super::metrics::{Metrics, Omitted};
 
 /// The most requests, and exposures, of one body.
 const MOST_REQUESTS: usize = 256;
@@ -91,7 +91,7 @@ impl Engine {
         }
         self.send(errand);
         if let Some(journal) = &self.journal {
-            self.metrics.journal_dropped(rows.into_iter().filter_map(|(row, _)| journal.request(row).err()).count());
+            rows.into_iter().for_each(|(row, _)| journal.request(row));
         }
         Ok(out)
     }
@@ -119,14 +119,14 @@ impl Engine {
             return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why, "body"));
         }
         let arrival_ms = now_ms();
-        let (mut news, mut other_day, mut dropped) = (0, 0, 0);
+        let (mut news, mut other_day) = (0, 0);
         for JsonExposure { request_id, ad_id, ts_ms } in exposures {
             let (request_id, ad_id) = (request_id.value(), ad_id.value());
             let exposure = Exposure { request_id, ad_id, ts_ms };
-            let (heard, contract, claim) = {
+            let (heard, claim) = {
                 let mut scorer = self.scorer();
                 let claim = scorer.claimed(request_id);
-                (scorer.confirm(exposure), scorer.is_contract(ad_id), claim)
+                (scorer.confirm(exposure), claim)
             };
             news += u64::from(heard == Heard::News);
             other_day += u64::from(heard == Heard::OtherDay);
@@ -134,18 +134,17 @@ impl Engine {
             if matches!(heard, Heard::News | Heard::Unknown)
                 && let Some(journal) = &self.journal
             {
-                dropped += usize::from(journal.exposure(Shown { exposure, arrival_ms, contract, claim }).is_err());
+                journal.exposure(Shown { exposure, arrival_ms, claim });
             }
         }
         self.metrics.exposed(news);
-        self.metrics.journal_dropped(dropped);
         Ok(format!("{{\"accepted\":{news},\"other_day\":{other_day}}}").into_bytes())
     }
 
     /// The dictionary's entry of a key at this moment's state.
     ///
     /// # Errors
-    /// A query without an ad, or an ad without an entry.
+    /// A query without an ad, an ad without an entry, or a policy that has no dictionary.
     pub fn dictionary(&self, query: &str) -> Result<Vec<u8>, ApiError> {
         let (mut ad_id, mut slot_id, mut bucket) = (None, None, None);
         // All else is digits, which nobody encodes.
@@ -168,6 +167,7 @@ impl Engine {
             return Err(ApiError::new(StatusCode::BAD_REQUEST, why, "pac_bucket"));
         }
         let entry = export::live(&mut self.scorer(), ad_id, slot_id, bucket);
+        let entry = entry.map_err(|why| ApiError::new(StatusCode::NOT_FOUND, why.to_string(), "policy"))?;
         let entry = entry.ok_or_else(|| {
             let why = "no entry: the ad is unknown, out of flight or at its cap, or does not target this slot";
             ApiError::new(StatusCode::NOT_FOUND, why, "ad_id")
@@ -200,8 +200,9 @@ impl Engine {
     /// Metrics in the text format of Prometheus.
     pub fn exposition(&self) -> String {
         let scorer = self.scorer();
-        let without_price = self.journal.as_ref().map_or(0, Journal::without_price);
-        self.metrics.text(scorer.version(), without_price, scorer.deliveries())
+        let none = Omitted::default();
+        let omitted = self.journal.as_ref().map_or(&none, Journal::omitted);
+        self.metrics.text(scorer.version(), omitted, scorer.deliveries())
     }
 
     fn send(&self, errand: Option<Errand>) {

@@ -1,22 +1,25 @@
 //! Day directories of what came in and what was shown: the input of tomorrow's training.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Write as _};
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use crate::files;
-use crate::log::schema::{AdType, ControlRow, ExposureRow, QueueEntry, TrackRow};
+use crate::log::schema::{AdType, ExposureRow, QueueEntry, TrackRow};
 use crate::log::{control, table, write};
 use crate::score::{Claim, DayFiles, Exposure, ServedDay};
+use crate::{failpoint, files};
+
+use super::metrics::{Omitted, add};
 
 /// Rows that may wait to be written.
 const WAITING: usize = 1 << 16;
@@ -24,7 +27,10 @@ const FLUSH_EVERY: Duration = Duration::from_millis(500);
 /// How long rows gather before they are written: nobody is woken for a single one.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// Requests whose queues are remembered for the prices of what was shown.
+/// Bytes that gather before a table is written in between.
+const BUFFER: usize = 1 << 18;
+
+/// Requests whose queues are remembered: for the prices of what was shown, and to find requests that are sent again.
 const REMEMBERED: usize = 1 << 18;
 
 enum Line {
@@ -38,7 +44,6 @@ pub struct Shown {
     pub exposure: Exposure,
     /// When it was told, Unix milliseconds.
     pub arrival_ms: u64,
-    pub contract: bool,
     /// The choice on this request; `None` if it is forgotten.
     pub claim: Option<Claim>,
 }
@@ -58,22 +63,23 @@ struct Priced {
 }
 
 impl Queues {
-    fn remember(&mut self, row: &TrackRow) {
+    /// Remembers the queue of a request; false for a request that is remembered already.
+    fn remember(&mut self, row: &TrackRow) -> bool {
+        let Entry::Vacant(place) = self.of.entry(row.request_id) else { return false };
         let priced = |&QueueEntry { ad_id, ecpm, pctr, .. }: &QueueEntry| Priced { ad_id, ecpm, pctr };
-        let queue = row.queue.iter().map(priced).collect();
-        if self.of.insert(row.request_id, queue).is_none() {
-            self.order.push_back(row.request_id);
-        }
+        place.insert(row.queue.iter().map(priced).collect());
+        self.order.push_back(row.request_id);
         if self.order.len() > REMEMBERED
             && let Some(oldest) = self.order.pop_front()
         {
             self.of.remove(&oldest);
         }
+        true
     }
 
     /// The row of an impression. Clicks and charges are not known here: a click is written as 0, a charge as the logged eCPM for one impression. `None`
     /// for an auction ad whose price is not known: a charge of 0 would teach that it is worth nothing.
-    fn row(&self, Shown { exposure, arrival_ms, contract, claim }: Shown) -> Option<ExposureRow> {
+    fn row(&self, Shown { exposure, arrival_ms, claim }: Shown, contract: bool) -> Option<ExposureRow> {
         let Exposure { request_id, ad_id, ts_ms } = exposure;
         let known = self.of.get(&request_id).and_then(|queue| queue.iter().find(|entry| entry.ad_id == ad_id));
         // A request before the last start is in no queue here, and may be among the choices that were saved.
@@ -104,15 +110,11 @@ impl Queues {
 pub struct Journal {
     lines: Mutex<Option<SyncSender<Line>>>,
     writer: Mutex<Option<JoinHandle<()>>>,
-    without_price: Arc<AtomicU64>,
+    omitted: Arc<Omitted>,
 }
 
-/// A row that was not taken: the disk is too slow, or the journal is closed.
-#[derive(Debug)]
-pub struct Dropped;
-
 impl Journal {
-    /// Opens `folder/<date>` for the day: its control table and inventory are copied there, `day.toml` is written, rows are appended.
+    /// Opens `folder/<date>` for the day: its control table, inventory and `day.toml` are written there, rows are appended.
     ///
     /// # Errors
     /// A folder that cannot be written, or that another server writes.
@@ -123,49 +125,34 @@ impl Journal {
         // First: both are locked, and what another server has copied stays.
         let requests = append(&dir.join("track_log.tsv"), write::TRACK_HEADER).with_context(failed)?;
         let exposures = append(&dir.join("joined_exposure.tsv"), write::EXPOSURE_HEADER).with_context(failed)?;
-        let gone = gone(&dir, served).with_context(failed)?;
-        for (name, path) in [("control", Some(&files.control)), ("inventory", files.inventory.as_ref())] {
-            if let Some(path) = path {
-                copy_table(path, &dir, name).with_context(failed)?;
-            }
-        }
-        if !gone.is_empty() {
-            let all = [&served.contracts[..], &gone].concat();
-            remove_table(&dir, "control").with_context(failed)?;
-            let whole_day = (served.day.start_ms, served.day.end_ms());
-            write::control(&dir.join("control.tsv"), &all, whole_day).with_context(failed)?;
+        let contracts = write_control(&dir, served, &files.control).with_context(failed)?;
+        if let Some(path) = &files.inventory {
+            copy_table(path, &dir, "inventory").with_context(failed)?;
         }
         write::calendar(&dir, &served.day).with_context(failed)?;
         let (lines, to_write) = sync_channel(WAITING);
-        let without_price = Arc::<AtomicU64>::default();
-        let counted = without_price.clone();
+        let omitted = Arc::<Omitted>::default();
+        let counted = omitted.clone();
         let writer = std::thread::Builder::new()
             .name("journal".into())
-            .spawn(move || write_all(&to_write, requests, exposures, &counted))
+            .spawn(move || write_all(&to_write, &contracts, requests, exposures, &counted))
             .context("cannot start the journal")?;
-        Ok(Self { lines: Mutex::new(Some(lines)), writer: Mutex::new(Some(writer)), without_price })
+        Ok(Self { lines: Mutex::new(Some(lines)), writer: Mutex::new(Some(writer)), omitted })
     }
 
     /// A request that was decided.
-    ///
-    /// # Errors
-    /// It was dropped.
-    pub fn request(&self, row: TrackRow) -> Result<(), Dropped> {
-        self.send(Line::Request(row))
+    pub fn request(&self, row: TrackRow) {
+        self.send(Line::Request(row));
     }
 
     /// An impression that was shown.
-    ///
-    /// # Errors
-    /// It was dropped.
-    pub fn exposure(&self, shown: Shown) -> Result<(), Dropped> {
-        self.send(Line::Exposure(shown))
+    pub fn exposure(&self, shown: Shown) {
+        self.send(Line::Exposure(shown));
     }
 
-    /// Exposures of auction ads that were left out, because their requests are not remembered any more.
-    pub fn without_price(&self) -> u64 {
-        // Relaxed: a statistic.
-        self.without_price.load(Ordering::Relaxed)
+    /// How many rows are not in the tables.
+    pub fn omitted(&self) -> &Omitted {
+        &self.omitted
     }
 
     /// Writes what is waiting and ends.
@@ -176,20 +163,38 @@ impl Journal {
         }
     }
 
-    fn send(&self, line: Line) -> Result<(), Dropped> {
-        match self.lines.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|lines| lines.try_send(line)) {
-            Some(Ok(())) => Ok(()),
-            Some(Err(TrySendError::Full(_) | TrySendError::Disconnected(_))) | None => Err(Dropped),
+    /// Drops the line where the writer is behind or has ended.
+    fn send(&self, line: Line) {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.as_ref().is_none_or(|lines| lines.try_send(line).is_err()) {
+            add(&self.omitted.dropped, 1);
         }
     }
 }
 
-/// The contracts of an earlier start that the day has no more: the journal has requests that name them.
-fn gone(dir: &Path, served: &ServedDay) -> anyhow::Result<Vec<ControlRow>> {
-    let Some(earlier) = table::find(dir, "control")? else { return Ok(vec![]) };
-    let mut rows = control::read(&earlier, &served.day)?;
-    rows.retain(|row| served.contracts.iter().all(|now| now.ad_id != row.ad_id));
-    Ok(rows)
+/// Writes the control table of a day's directory: the contracts that are served and those of earlier starts, whose requests are
+/// in the journal. Returns the ids of all. The table is replaced by rename, and earlier ones with other endings are removed after
+/// that: a server that is killed in between leaves two, which the next one joins.
+fn write_control(dir: &Path, served: &ServedDay, given: &Path) -> anyhow::Result<HashSet<u64>> {
+    let mut all = served.contracts.clone();
+    let mut ids: HashSet<u64> = all.iter().map(|row| row.ad_id).collect();
+    let earlier: Vec<PathBuf> = table::all(dir, "control").collect();
+    if earlier.iter().any(|path| path.canonicalize().ok() == given.canonicalize().ok()) {
+        // The journal's table is the one that was given: it is another's, and stays.
+        return Ok(ids);
+    }
+    for path in &earlier {
+        all.extend(control::read(path, &served.day)?.into_iter().filter(|row| ids.insert(row.ad_id)));
+    }
+    let path = dir.join("control.tsv");
+    files::replace_synced_with(&path, |to| {
+        write::control(to, &all, (served.day.start_ms, served.day.end_ms()))?;
+        failpoint::reached("journal.control");
+        Ok(())
+    })?;
+    failpoint::reached("journal.control");
+    earlier.iter().filter(|old| **old != path).try_for_each(|old| remove(old))?;
+    Ok(ids)
 }
 
 /// Copies a table, a file or a folder of parts, into a day's directory, where it is called `name` and keeps its ending.
@@ -199,7 +204,7 @@ fn copy_table(path: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
         return Ok(());
     }
     // An earlier copy may have another ending, or more parts.
-    remove_table(dir, name)?;
+    table::all(dir, name).try_for_each(|old| remove(&old))?;
     for part in table::parts(path)? {
         let to = match part.strip_prefix(path) {
             Ok(within) if !within.as_os_str().is_empty() => to.join(within),
@@ -211,32 +216,76 @@ fn copy_table(path: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes all files and folders that could hold a table.
-fn remove_table(dir: &Path, name: &str) -> std::io::Result<()> {
-    table::all(dir, name)
-        .try_for_each(|old| if old.is_dir() { std::fs::remove_dir_all(&old) } else { std::fs::remove_file(&old) })
+/// Removes a table, a file or a folder of parts.
+fn remove(table: &Path) -> io::Result<()> {
+    if table.is_dir() { std::fs::remove_dir_all(table) } else { std::fs::remove_file(table) }
 }
 
-/// A table of the journal, locked: nobody else appends to it meanwhile.
-type Table = BufWriter<File>;
+/// A table that is appended to.
+#[derive(Debug)]
+struct Table<W> {
+    to: W,
+    /// Whole rows that are to be written; of the first, `to` may have the beginning.
+    rows: Vec<u8>,
+}
 
-/// Opens a table for appending; a last line that a killed server left unfinished is cut off.
-fn append(path: &Path, header: &str) -> anyhow::Result<Table> {
-    let file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
+impl<W: Write> Table<W> {
+    fn new(to: W) -> Self {
+        Self { to, rows: Vec::new() }
+    }
+
+    /// Adds a row.
+    ///
+    /// # Errors
+    /// The buffer is full and cannot be written; the row is not added then.
+    fn add(&mut self, write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> io::Result<()> {
+        if self.rows.len() >= BUFFER {
+            self.flush()?;
+        }
+        write(&mut self.rows)
+    }
+
+    /// Writes the buffer.
+    ///
+    /// # Errors
+    /// What could not be written stays in the buffer.
+    fn flush(&mut self) -> io::Result<()> {
+        let (mut written, mut result) = (0, Ok(()));
+        while written < self.rows.len() && result.is_ok() {
+            match self.to.write(&self.rows[written..]) {
+                Ok(0) => result = Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => written += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => result = Err(e),
+            }
+        }
+        self.rows.drain(..written);
+        result
+    }
+
+    /// Rows that are not written, or not to their end.
+    fn waiting(&self) -> u64 {
+        self.rows.iter().filter(|byte| **byte == b'\n').count() as u64
+    }
+}
+
+/// Opens a table for appending and locks it: nobody else appends to it meanwhile. A last line that a killed server left unfinished
+/// is cut off.
+fn append(path: &Path, header: &str) -> anyhow::Result<Table<File>> {
+    let mut file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
     if !files::lock(&file, path) {
         bail!("another server writes {}: end it, or give this one another --journal", path.display());
     }
     let whole = end_of_lines(&file)?;
     file.set_len(whole)?;
-    let mut file = BufWriter::with_capacity(1 << 18, file);
     if whole == 0 {
         writeln!(file, "{header}")?;
     }
-    Ok(file)
+    Ok(Table::new(file))
 }
 
 /// Where the last whole line of a file ends. In the evening the file is large: it is read from its end.
-fn end_of_lines(file: &File) -> std::io::Result<u64> {
+fn end_of_lines(file: &File) -> io::Result<u64> {
     let mut block = vec![0; 1 << 16];
     let mut end = file.metadata()?.len();
     while end > 0 {
@@ -251,21 +300,31 @@ fn end_of_lines(file: &File) -> std::io::Result<u64> {
     Ok(0)
 }
 
-fn write_all(lines: &Receiver<Line>, mut requests: Table, mut exposures: Table, without_price: &AtomicU64) {
+/// Writes lines until nobody can send any more; `contracts` are those of the control table.
+fn write_all(
+    lines: &Receiver<Line>,
+    contracts: &HashSet<u64>,
+    mut requests: Table<impl Write>,
+    mut exposures: Table<impl Write>,
+    omitted: &Omitted,
+) {
     let mut queues = Queues::default();
-    let mut told = false;
+    let mut failing = false;
     let mut flushed = Instant::now();
     loop {
         let mut result = match lines.try_recv() {
             Ok(Line::Request(row)) => {
-                queues.remember(&row);
-                write::track_row(&mut requests, &row)
+                if queues.remember(&row) {
+                    requests.add(|to| write::track_row(to, &row))
+                } else {
+                    add(&omitted.repeated, 1);
+                    Ok(())
+                }
             }
-            Ok(Line::Exposure(shown)) => match queues.row(shown) {
-                Some(row) => write::exposure_row(&mut exposures, &row),
+            Ok(Line::Exposure(shown)) => match queues.row(shown, contracts.contains(&shown.exposure.ad_id)) {
+                Some(row) => exposures.add(|to| write::exposure_row(to, &row)),
                 None => {
-                    // Relaxed: a statistic.
-                    without_price.fetch_add(1, Ordering::Relaxed);
+                    add(&omitted.without_price, 1);
                     Ok(())
                 }
             },
@@ -275,17 +334,25 @@ fn write_all(lines: &Receiver<Line>, mut requests: Table, mut exposures: Table, 
             }
             Err(TryRecvError::Disconnected) => break,
         };
+        add(&omitted.dropped, u64::from(result.is_err()));
         if flushed.elapsed() >= FLUSH_EVERY {
             flushed = Instant::now();
-            result = result.and_then(|()| requests.flush()).and_then(|()| exposures.flush());
+            result = requests.flush().and(exposures.flush());
+            if failing && result.is_ok() {
+                failing = false;
+                let dropped = omitted.dropped.load(Ordering::Relaxed);
+                tracing::info!("the journal is written again; {dropped} rows are missing from it");
+            }
         }
-        if let (Err(e), false) = (result, told) {
-            told = true;
-            tracing::error!("the journal cannot be written, rows are missing from it: {e}");
+        if let (Err(e), false) = (result, failing) {
+            failing = true;
+            tracing::error!("the journal cannot be written; rows for which its buffer has no room are dropped: {e}");
         }
     }
-    if let Err(e) = requests.flush().and_then(|()| exposures.flush()) {
-        tracing::error!("the end of the journal cannot be written: {e}");
+    if let Err(e) = requests.flush().and(exposures.flush()) {
+        let lost = requests.waiting() + exposures.waiting();
+        add(&omitted.dropped, lost);
+        tracing::error!("the end of the journal cannot be written, {lost} rows are missing from it: {e}");
     }
 }
 
@@ -317,7 +384,7 @@ mod tests {
             }
             std::fs::write(&path, &bytes).unwrap();
             let mut table = append(&path, "head").unwrap();
-            writeln!(table, "more").unwrap();
+            table.add(|to| writeln!(to, "more")).unwrap();
             table.flush().unwrap();
             let head = if whole == 0 { "head\n" } else { "" };
             let expected = [&bytes[..whole], head.as_bytes(), b"more\n"].concat();
@@ -331,9 +398,10 @@ mod tests {
         let entry = |ad_id, ad_type, ecpm, pctr| QueueEntry { ad_id, ad_type, ecpm, pctr, filter: 0, boost: 1.0 };
         let queue = vec![entry(7, AdType::Auction, 3097.9, 0.052_19), entry(9, AdType::Contract, 0.0, 0.02)];
         let mut queues = Queues::default();
-        queues.remember(&request(1, queue));
+        assert!(queues.remember(&request(1, queue)));
         let written = |request_id, ad_id, contract, claim| {
-            queues.row(Shown { exposure: Exposure { request_id, ad_id, ts_ms: 6 }, arrival_ms: 8, contract, claim })
+            let exposure = Exposure { request_id, ad_id, ts_ms: 6 };
+            queues.row(Shown { exposure, arrival_ms: 8, claim }, contract)
         };
         let row = |request_id, ad_id, contract| written(request_id, ad_id, contract, None);
         let shown = row(1, 7, false).unwrap();
@@ -356,8 +424,8 @@ mod tests {
     #[test]
     fn the_oldest_queues_are_forgotten() {
         let mut queues = Queues::default();
-        (0..REMEMBERED as u64 + 3).for_each(|id| queues.remember(&request(id, vec![])));
-        queues.remember(&request(REMEMBERED as u64, vec![]));
+        assert!((0..REMEMBERED as u64 + 3).all(|id| queues.remember(&request(id, vec![]))));
+        assert!(!queues.remember(&request(REMEMBERED as u64, vec![])), "it is remembered");
         assert_eq!((queues.of.len(), queues.order.len()), (REMEMBERED, REMEMBERED));
         assert!(!queues.of.contains_key(&2) && queues.of.contains_key(&3));
     }
@@ -399,25 +467,81 @@ mod tests {
     fn a_journal_keeps_the_length_of_its_day_and_finds_its_tables_again() {
         let dir = tempfile::tempdir().unwrap();
         let day = Day { date: "2026-10-25".into(), start_ms: 20_751 * DAY_MS - 7_200_000, length_ms: 25 * 3_600_000 };
-        let control = dir.path().join("contracts-2026.10.25.tsv.gz");
-        std::fs::write(&control, "anything").unwrap();
-        let inventory = dir.path().join("inventory");
-        std::fs::create_dir(&inventory).unwrap();
-        std::fs::write(inventory.join("part-0.csv"), "a part").unwrap();
-        let files = DayFiles { control, inventory: Some(inventory), day: None };
         let served = ServedDay { day: day.clone(), contracts: vec![], forecast: None, values: None };
-        Journal::open(&dir.path().join("days"), &served, &files).unwrap().close();
         let written = dir.path().join("days/2026-10-25");
+        let start = |inventory: &Path| {
+            let control = dir.path().join("control.tsv");
+            let files = DayFiles { control, inventory: Some(inventory.to_owned()), day: None };
+            Journal::open(&dir.path().join("days"), &served, &files).unwrap().close();
+            assert_eq!(table::find(&written, "control").unwrap(), Some(written.join("control.tsv")));
+            table::find(&written, "inventory").unwrap().unwrap()
+        };
+        let parts = dir.path().join("inventory");
+        std::fs::create_dir(&parts).unwrap();
+        std::fs::write(parts.join("part-0.csv"), "a part").unwrap();
+        assert_eq!(std::fs::read(start(&parts).join("part-0.csv")).unwrap(), b"a part");
         assert_eq!(Day::read(&written).unwrap(), Some(day));
-        let found = |name| table::find(&written, name).unwrap();
-        assert_eq!(found("control"), Some(written.join("control.tsv.gz")));
-        assert_eq!(std::fs::read(found("inventory").unwrap().join("part-0.csv")).unwrap(), b"a part");
-
         // A file with another ending is read as text.
-        let files = DayFiles { control: dir.path().join("control.txt"), inventory: None, day: None };
-        std::fs::write(&files.control, "anything").unwrap();
-        Journal::open(&dir.path().join("others"), &served, &files).unwrap().close();
-        let written = dir.path().join("others/2026-10-25");
-        assert_eq!(table::find(&written, "control").unwrap(), Some(written.join("control.tsv")));
+        for (name, copy) in [("supply-2026.10.25.tsv.gz", "inventory.tsv.gz"), ("supply.txt", "inventory.tsv")] {
+            let file = dir.path().join(name);
+            std::fs::write(&file, "anything").unwrap();
+            assert_eq!(start(&file), written.join(copy));
+        }
+    }
+
+    /// Takes so many bytes, then refuses some writes, then takes all.
+    struct Disk<'a> {
+        bytes: &'a mut Vec<u8>,
+        room: usize,
+        refusals: usize,
+    }
+
+    impl Write for Disk<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if self.room == 0 {
+                if self.refusals > 0 {
+                    self.refusals -= 1;
+                    return Err(io::ErrorKind::StorageFull.into());
+                }
+                self.room = usize::MAX;
+            }
+            let taken = bytes.len().min(self.room);
+            self.bytes.extend_from_slice(&bytes[..taken]);
+            self.room -= taken;
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Half a row was followed by another one, and rows that the disk did not take were counted nowhere.
+    #[test]
+    fn what_a_full_disk_does_not_take_is_counted_and_all_lines_are_whole() {
+        let entry = QueueEntry { ad_id: 7, ad_type: AdType::Auction, ecpm: 100.5, pctr: 0.125, filter: 0, boost: 1.0 };
+        let rows = 1000;
+        for refusals in [50, usize::MAX] {
+            let (lines, to_write) = sync_channel(rows);
+            for id in 0..rows as u64 {
+                assert!(lines.try_send(Line::Request(request(id, vec![entry; 100]))).is_ok());
+            }
+            drop(lines);
+            let (mut bytes, omitted) = (Vec::new(), Omitted::default());
+            let disk = Disk { bytes: &mut bytes, room: BUFFER + 12_345, refusals };
+            write_all(&to_write, &HashSet::new(), Table::new(disk), Table::new(io::sink()), &omitted);
+            let whole = bytes.iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
+            assert!(whole == bytes.len() || refusals == usize::MAX, "the last line has no end");
+            let text = std::str::from_utf8(&bytes[..whole]).unwrap();
+            let mut length = None;
+            let ids = text.lines().map(|line| {
+                let (id, rest) = line.split_once('\t').unwrap();
+                assert_eq!(*length.get_or_insert(rest.len()), rest.len(), "{line}");
+                id.parse::<u64>().unwrap()
+            });
+            assert!(ids.is_sorted());
+            let (written, dropped) = (text.lines().count(), omitted.dropped.load(Ordering::Relaxed) as usize);
+            assert!(dropped > 0 && written + dropped == rows, "{written} written, {dropped} dropped");
+        }
     }
 }

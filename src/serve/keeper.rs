@@ -33,9 +33,10 @@ pub struct Keeper {
 }
 
 /// What changes when a file is replaced or written.
-type Stamp = (SystemTime, u64, u64);
+pub type Stamp = (SystemTime, u64, u64);
 
-fn stamp(ServeOptions { policy, plan, .. }: &ServeOptions) -> Option<Stamp> {
+/// The stamp of the policy's file. It is taken before the file is read: a new file that comes meanwhile is noticed then.
+pub fn stamp(ServeOptions { policy, plan, .. }: &ServeOptions) -> Option<Stamp> {
     use std::os::unix::fs::MetadataExt as _;
     let path = if policy.starts_with("baseline:") { plan.clone()? } else { PolicyFile::locate(Path::new(policy)) };
     let meta = std::fs::metadata(path).ok()?;
@@ -43,8 +44,8 @@ fn stamp(ServeOptions { policy, plan, .. }: &ServeOptions) -> Option<Stamp> {
 }
 
 impl Keeper {
-    pub fn new(engine: Arc<Engine>, day: ServedDay, options: ServeOptions) -> Self {
-        let seen = stamp(&options);
+    /// `seen` is the stamp of the policy that serves.
+    pub fn new(engine: Arc<Engine>, day: ServedDay, options: ServeOptions, seen: Option<Stamp>) -> Self {
         Self { engine, day, options, seen, saved: Instant::now(), failing: false }
     }
 

@@ -29,11 +29,21 @@ pub struct Metrics {
     swaps: AtomicU64,
     failed_swaps: AtomicU64,
     replans: AtomicU64,
-    dropped: AtomicU64,
     saved_ms: AtomicU64,
 }
 
-fn add(counter: &AtomicU64, n: u64) {
+/// How many rows are not in the journal's tables; counters as those above.
+#[derive(Debug, Default)]
+pub struct Omitted {
+    /// The disk did not take them in time.
+    pub dropped: AtomicU64,
+    /// Requests that are there already.
+    pub repeated: AtomicU64,
+    /// Exposures of auction ads whose requests are not remembered any more.
+    pub without_price: AtomicU64,
+}
+
+pub fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
@@ -75,16 +85,12 @@ impl Metrics {
         add(&self.replans, 1);
     }
 
-    pub fn journal_dropped(&self, rows: usize) {
-        add(&self.dropped, rows as u64);
-    }
-
     pub fn saved(&self, now_ms: u64) {
         self.saved_ms.store(now_ms, Ordering::Relaxed);
     }
 
-    /// The exposition; `without_price` are exposures that the journal left out, `deliveries` ad id, true and observed count of each contract.
-    pub fn text(&self, version: &str, without_price: u64, deliveries: impl Iterator<Item = (u64, f64, f64)>) -> String {
+    /// The exposition; `deliveries` are ad id, true and observed count of each contract.
+    pub fn text(&self, version: &str, omitted: &Omitted, deliveries: impl Iterator<Item = (u64, f64, f64)>) -> String {
         let mut out = String::new();
         let head = |out: &mut String, name: &str, kind: &str, help: &str| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -113,19 +119,17 @@ impl Metrics {
             ("admix_swaps_total", &self.swaps, "Policies put in place while serving."),
             ("admix_failed_swaps_total", &self.failed_swaps, "New policies that could not be used."),
             ("admix_replans_total", &self.replans, "Prices solved anew beside serving."),
-            ("admix_journal_dropped_total", &self.dropped, "Rows that the journal had no room for."),
+            ("admix_journal_dropped_total", &omitted.dropped, "Rows that the journal's disk did not take in time."),
+            ("admix_journal_repeated_total", &omitted.repeated, "Requests that are in the journal already."),
+            (
+                "admix_journal_without_price_total",
+                &omitted.without_price,
+                "Exposures of auction ads that are not in the journal: their requests are forgotten.",
+            ),
         ] {
             head(&mut out, name, "counter", help);
             let _ = writeln!(out, "{name} {}", of(counter));
         }
-        let name = "admix_journal_without_price_total";
-        head(
-            &mut out,
-            name,
-            "counter",
-            "Exposures of auction ads that are not in the journal: their requests are forgotten.",
-        );
-        let _ = writeln!(out, "{name} {without_price}");
         head(&mut out, "admix_saved_timestamp_seconds", "gauge", "When the counts were saved last.");
         let _ = writeln!(out, "admix_saved_timestamp_seconds {}", of(&self.saved_ms) as f64 / 1e3);
         head(&mut out, "admix_policy_info", "gauge", "The policy that serves.");

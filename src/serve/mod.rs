@@ -4,6 +4,16 @@
 //! replanner's thread, a newly promoted policy is read and begun on the keeper's, which also saves the counts every second, and
 //! rows for tomorrow's training are written on the journal's. The lock on the [`crate::score::Scorer`] is held for single decisions and for
 //! copies of counters alone.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `options` | how to serve: policy, day, address, limits of a client |
+//! | `http` | connections, limits and routes |
+//! | `engine` | [`Engine`], what the routes do, without HTTP; which times of requests are refused |
+//! | `error` | [`ApiError`], an error as clients see it |
+//! | `keeper` | what is done beside serving: counts saved every second, a new policy put in place |
+//! | `journal` | day directories of what came in and what was shown |
+//! | `metrics` | counters of a server, in the text format of Prometheus |
 
 mod engine;
 mod error;
@@ -54,6 +64,7 @@ impl Server {
     ) -> anyhow::Result<Self> {
         let started = Instant::now();
         let now_ms = engine::now_ms();
+        let seen = keeper::stamp(&options);
         let policy = ServedPolicy::open(&options.policy, options.plan.as_deref())?;
         let told = policy.values(&options.values)?;
         policy.log_values(&told);
@@ -101,7 +112,7 @@ impl Server {
             started.elapsed().as_secs_f64()
         );
         let limits = options.limits;
-        let keeper = Keeper::new(engine.clone(), day, options);
+        let keeper = Keeper::new(engine.clone(), day, options, seen);
         Ok(Self { listener, keeper, engine, limits, _lock: lock })
     }
 

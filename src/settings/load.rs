@@ -202,13 +202,24 @@ fn check_keys(
 }
 
 fn unknown(place: String, key: &str, known: &[String]) -> SettingsError {
-    let nearest = known
-        .iter()
-        .map(|k| (strsim::damerau_levenshtein(k, key), k))
-        .filter(|(distance, k)| *distance <= 2 + k.len() / 4)
-        .min()
-        .map(|(_, k)| k.clone());
+    // First a slip of the pen, then the same name in another section, then what is similar.
+    let rank = |k: &String| {
+        let distance = strsim::damerau_levenshtein(k, key);
+        let rank = match distance {
+            0..=2 => 0,
+            _ if name_of(k) == name_of(key) => 1,
+            _ if distance <= 2 + k.len() / 4 => 2,
+            _ => return None,
+        };
+        Some((rank, distance))
+    };
+    let nearest = known.iter().filter_map(|k| Some((rank(k)?, k))).min().map(|(_, k)| k.clone());
     SettingsError::UnknownKey { place, key: key.to_owned(), nearest }
+}
+
+/// Returns the last segment of a dotted key.
+fn name_of(key: &str) -> &str {
+    key.rsplit_once('.').map_or(key, |(_, name)| name)
 }
 
 #[cfg(test)]
@@ -230,6 +241,22 @@ mod tests {
         let message = load::<Settings>(f.path(), &[]).unwrap_err().to_string();
         assert!(message.contains("line 5"), "{message}");
         assert!(message.contains("did you mean `learner.publish_every`"), "{message}");
+    }
+
+    /// A key in the wrong section got no suggestion, or a similar one of that section.
+    #[test]
+    fn a_key_of_another_section_is_proposed_before_a_similar_one() {
+        let f = file(DAYS);
+        for (wrong, right) in [
+            ("policy.score_mode=all", "score_mode"),
+            ("learner.outlook=true", "policy.outlook"),
+            ("run.max_updates=3", "budget.max_updates"),
+            ("learner.publish_evry=3", "learner.publish_every"),
+            ("checkpoint.every=3", "checkpoint.every_s"),
+        ] {
+            let message = load::<Settings>(f.path(), &[wrong.into()]).unwrap_err().to_string();
+            assert!(message.ends_with(&format!("did you mean `{right}`?")), "{wrong}: {message}");
+        }
     }
 
     #[test]

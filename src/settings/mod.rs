@@ -2,6 +2,17 @@
 //!
 //! Commands receive [`Settings`], already valid and with absolute paths; they never see clap or TOML. Every key is a
 //! field below with its unit and default. A misspelt key is an error that names the nearest one.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | this one | [`Settings`], those of a training of policies, and checks that concern several sections |
+//! | `sections`, `learner` | the sections of the file, one struct each; that of the learner |
+//! | `delay` | the section of a random feedback delay |
+//! | `values` | [`ValueSettings`], those of `admix values train` |
+//! | `ranks` | how ranks are kept in step, and how many there may be |
+//! | `automatic`, `cores` | values of `"auto"`: numbers of the learner; the number of actors |
+//! | `bounds` | checks of value bounds, and their errors |
+//! | `load` | [`Configuration`]: from a TOML file and `--set` to valid settings; the nearest key to an unknown one |
 
 mod automatic;
 mod bounds;

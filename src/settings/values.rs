@@ -382,6 +382,16 @@ impl Configuration for ValueSettings {
         if v.epochs == 0 {
             return bad("values.epochs", "must be at least 1".into());
         }
+        // A GPU counts them with 32 bits.
+        let fields = v.fields.len();
+        let widest = v.hidden.max(fields * v.dim).max(v.dim + (fields + 1) * fields / 2);
+        if u32::try_from(v.batch * widest).is_err() {
+            let why = format!(
+                "is {}; with {fields} fields, values.dim = {} and values.hidden = {} a batch has 2^32 numbers or more in one array: lower one of them",
+                v.batch, v.dim, v.hidden
+            );
+            return bad("values.batch", why);
+        }
         let (r, ranks) = (&self.ranks, self.ranks_here());
         if ranks > MOST_RANKS_HERE {
             return bad(
@@ -411,6 +421,22 @@ impl Configuration for ValueSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Places in the arrays of such a batch wrapped around on a GPU.
+    #[test]
+    fn batches_whose_numbers_32_bits_do_not_count_are_refused() {
+        let mut settings = ValueSettings::default();
+        settings.values.train = vec!["day".into()];
+        settings.values.fields = (0..16).map(|_| "ad".into()).collect();
+        (settings.values.batch, settings.values.dim) = (1 << 20, 255);
+        settings.validate().unwrap();
+        settings.values.dim = 256;
+        assert!(settings.validate().unwrap_err().to_string().contains("values.batch"));
+        (settings.values.dim, settings.values.hidden) = (16, 4095);
+        settings.validate().unwrap();
+        settings.values.hidden = 4096;
+        assert!(settings.validate().unwrap_err().to_string().contains("values.batch"));
+    }
 
     /// Batches of 512 samples and periods of 16 were refused with the default, which was a number.
     #[test]

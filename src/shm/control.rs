@@ -224,6 +224,14 @@ impl Control {
         Ok(Self { segment: Segment::observe(name, KIND, layout(), size_of::<ControlBlock>())?, _lock: None })
     }
 
+    /// Makes the block as it was at creation, for new processes of the same run. The segment and its lock stay, so that the run is alive all
+    /// the while. Only main does this, when the processes before are gone.
+    pub fn reset(&mut self) {
+        let words = size_of::<ControlBlock>() / size_of::<AtomicU64>();
+        // Relaxed: nobody else uses the block, and whoever does next is spawned later. A new segment is all zeroes, too.
+        self.segment.array::<AtomicU64>(0, words).iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
     /// Returns the bytes of `/dev/shm` that it takes.
     pub fn footprint() -> u64 {
         Segment::footprint(size_of::<ControlBlock>())
@@ -283,6 +291,25 @@ mod tests {
         });
         main.request_stop(1);
         assert_eq!(child.stop_level(), 2);
+    }
+
+    /// Another block was created in the place of the old one, and between the two the run had none.
+    #[test]
+    fn a_block_that_is_reset_is_like_a_new_one_and_stays_locked() {
+        let name = unique_name("control");
+        let mut control = Control::create(&name).unwrap();
+        let other = Control::open(&name).unwrap();
+        control.request_stop(STOP_ALL);
+        control.learner.updates.set(7);
+        control.evaluator.best_benefit.set(0.5);
+        control.learner_ranks[MAX_LEARNER_RANKS - 2].lag.record(9);
+        control.processes[MAX_PROCESSES - 1].sign_in(ProcessKind::Learner);
+        control.reset();
+        let words = size_of::<ControlBlock>() / size_of::<AtomicU64>();
+        let left = other.segment.array::<AtomicU64>(0, words).iter().filter(|word| word.load(Ordering::Relaxed) != 0);
+        assert_eq!((left.count(), other.stop_level(), other.learner.updates.get()), (0, 0, 0));
+        let file = lock::open(&Path::new(SHM_DIR).join(&name), OpenOptions::new().read(true)).unwrap();
+        assert!(lock::is_held(&file).unwrap());
     }
 
     #[test]

@@ -318,6 +318,11 @@ impl Exchange {
         self.break_off(Broken::Died { rank });
     }
 
+    /// Says that a rank has not given in time what another process waits for.
+    pub fn late(&self, rank: usize) {
+        self.break_off(Broken::Late { rank });
+    }
+
     /// Says that what a group of ranks shares is written up to `generation`. Its first rank does this.
     pub fn publish(&self, group: usize, generation: u64) {
         // Release: pairs with the Acquire in `wait_publication` and `read_shared`; what was written comes before the number.

@@ -1,6 +1,6 @@
-//! Huge pages for large segments.
+//! Huge pages for large segments, and for large memory of one process.
 //!
-//! Rows of an embedding table are read in no order. With pages of 4 KiB much of the time goes to finding the page, which one of 2 MiB saves. The
+//! Rows of an embedding table are read in no order, and so are shuffled exposures. With pages of 4 KiB much of the time goes to finding the page, which one of 2 MiB saves. The
 //! kernel maps such a page only where address and offset in the file agree modulo its size. The map that the `shared_memory` crate makes
 //! does not promise that, so a large segment is mapped once more, at an address of our choice. Where there are no huge pages nothing else changes.
 
@@ -57,21 +57,9 @@ impl View {
 
     /// Puts the pages of the file, which must be there, together to huge ones, as far as these are free; returns whether all are. Kernels
     /// before 6.1 have huge pages only in a file system mounted with `huge=`.
-    ///
-    /// A process that has disabled huge pages for itself (`PR_SET_THP_DISABLE`) makes them too, and still maps small ones.
     pub fn use_huge_pages(&self) -> bool {
         self.touch();
-        let disabled = prctl::get_thp_disable().unwrap_or(false) && prctl::set_thp_disable(false).is_ok();
-        // SAFETY: advice does not change what is in the map.
-        let done = match unsafe { libc::madvise(self.start().cast(), self.len, libc::MADV_COLLAPSE) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        };
-        if disabled && let Err(e) = prctl::set_thp_disable(true) {
-            tracing::debug!("huge pages stay on: {e}");
-        }
-        done.inspect_err(|e| tracing::debug!("some pages of {} MB of shared memory stay small: {e}", self.len >> 20))
-            .is_ok()
+        collapse_range(self.start(), self.len)
     }
 
     /// Reads a byte of each huge page. In a file system mounted with `huge=always` or `huge=within_size` a reservation makes huge pages that
@@ -92,6 +80,34 @@ impl Drop for View {
             tracing::debug!("a map of {} MB is not given back: {e}", self.len >> 20);
         }
     }
+}
+
+/// Puts the pages of a large slice, which is in memory of this process alone, together to huge ones, as far as these are free. Kernels before
+/// 6.1 cannot.
+pub fn collapse<T>(slice: &[T]) {
+    let start = slice.as_ptr().cast::<u8>();
+    let (skipped, len) = (start.align_offset(PAGE), size_of_val(slice));
+    if let Some(whole) = len.checked_sub(skipped).map(|rest| rest / PAGE * PAGE)
+        && whole > 0
+    {
+        collapse_range(start.wrapping_add(skipped), whole);
+    }
+}
+
+/// Puts the pages of a range of memory together to huge ones; returns whether all of them are.
+///
+/// A process that has disabled huge pages for itself (`PR_SET_THP_DISABLE`) makes them too, and still maps small ones of shared memory.
+fn collapse_range(start: *const u8, len: usize) -> bool {
+    let disabled = prctl::get_thp_disable().unwrap_or(false) && prctl::set_thp_disable(false).is_ok();
+    // SAFETY: advice does not change what is in memory, and of a range that is not mapped the kernel only says so.
+    let done = match unsafe { libc::madvise(start.cast_mut().cast(), len, libc::MADV_COLLAPSE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    if disabled && let Err(e) = prctl::set_thp_disable(true) {
+        tracing::debug!("huge pages stay on: {e}");
+    }
+    done.inspect_err(|e| tracing::debug!("some pages of {} MB of memory stay small: {e}", len >> 20)).is_ok()
 }
 
 /// Asks for huge pages in memory of this process.

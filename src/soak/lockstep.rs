@@ -134,7 +134,7 @@ impl<'a> LockStep<'a> {
                 }
                 tally.signal("main", itself.pid, Signal::SIGTERM);
                 if blow == Blow::TermTwice {
-                    nap(rng, 0, 200);
+                    nap(rng, 300, 600);
                     tally.signal("main", itself.pid, Signal::SIGTERM);
                 }
                 if blow == Blow::Shutdown {

@@ -121,7 +121,8 @@ pub fn strike(victim: &mut Victim, blow: Blow, seed: u64, rng: &mut ChaCha8Rng) 
             }
             tally.signal("main", main, Signal::SIGTERM);
             if blow == Blow::TermTwice {
-                nap(rng, 0, 300);
+                // Far enough apart to count as two.
+                nap(rng, 300, 600);
                 tally.signal("main", main, Signal::SIGTERM);
             }
             if blow == Blow::Shutdown {

@@ -328,7 +328,6 @@ impl Cache {
     /// Brings in the rows that ids of a batch have got since its prefetch; `records` has the record of each that has a row. The batch
     /// is the oldest one in flight.
     pub fn settle(&mut self, table: &mut HostTable, unique: &[u64], records: &[Option<u32>], ticket: &mut Ticket) {
-        self.traffic.land(table);
         self.traffic.may_return = true;
         let all_there = ticket.lost == self.lost;
         for (i, (&id, record)) in unique.iter().zip(records).enumerate() {

@@ -15,6 +15,9 @@ use crate::supervisor::children::this_program;
 use crate::supervisor::interrupt::Interrupt;
 
 const POLL: Duration = Duration::from_millis(50);
+/// Time between two interrupts that are passed on. Jobs take two within a quarter of a second for one ([`crate::supervisor::interrupt`]), and
+/// those that the study got further apart may be noticed closer together.
+const APART: Duration = Duration::from_millis(500);
 
 /// One execution of this program.
 #[derive(Debug)]
@@ -68,6 +71,24 @@ impl Drop for Running {
     }
 }
 
+/// The interrupts that were passed on.
+#[derive(Default)]
+struct PassedOn {
+    count: usize,
+    last: Option<Instant>,
+}
+
+impl PassedOn {
+    /// Returns whether another one of `interrupts` is to be passed on `now`, and counts it.
+    fn another(&mut self, interrupts: usize, now: Instant) -> bool {
+        let due = interrupts > self.count && self.last.is_none_or(|last| now.duration_since(last) >= APART);
+        if due {
+            (self.count, self.last) = (self.count + 1, Some(now));
+        }
+        due
+    }
+}
+
 /// Runs the jobs in order, `at_once` at a time, and calls `ended` for each. Each interrupt is passed on to those that run, and no
 /// more are started: a run saves at the first one, for which it has a grace period of its own, and ends at once at the second.
 ///
@@ -79,7 +100,7 @@ impl Drop for Running {
 pub fn run(jobs: &[Job], at_once: usize, interrupt: &Interrupt, ended: &mut dyn FnMut(Ended)) -> anyhow::Result<()> {
     let mut waiting = jobs.iter().enumerate();
     let mut running: Vec<Running> = Vec::new();
-    let mut told = 0;
+    let mut passed_on = PassedOn::default();
     loop {
         let interrupts = interrupt.count();
         while interrupts == 0 && running.len() < at_once.max(1) {
@@ -89,9 +110,8 @@ pub fn run(jobs: &[Job], at_once: usize, interrupt: &Interrupt, ended: &mut dyn 
         if running.is_empty() {
             return Ok(());
         }
-        if interrupts > told {
+        if passed_on.another(interrupts, Instant::now()) {
             running.iter().for_each(Running::signal);
-            told += 1;
         }
         let mut still = Vec::new();
         for mut run in running {
@@ -114,4 +134,19 @@ fn failure(job: &Job, status: ExitStatus) -> String {
     let said = text.lines().rev().find_map(|line| line.strip_prefix("error: "));
     let why = said.map_or_else(|| status.to_string(), ToOwned::to_owned);
     format!("{why} (see {})", job.log.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two that a study noticed closely behind each other counted as one with its jobs, which then ran on until their grace period was over.
+    #[test]
+    fn interrupts_are_passed_on_so_far_apart_that_jobs_count_them() {
+        let begun = Instant::now();
+        let mut passed_on = PassedOn::default();
+        let mut at = |interrupts, ms| passed_on.another(interrupts, begun + Duration::from_millis(ms));
+        assert!(!at(0, 0) && at(1, 50) && !at(1, 100));
+        assert!(!at(2, 150) && !at(2, 500) && at(2, 550) && !at(2, 2000));
+    }
 }

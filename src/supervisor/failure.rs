@@ -33,6 +33,8 @@ pub enum RunFailure {
     ValuesNotFinite { logs: PathBuf },
     #[error("the results of the run cannot be written; make room and go on with --resume. Why is in {}", log.display())]
     CannotSave { log: PathBuf },
+    #[error("the policy cannot be written: {why}; make room and train again, for a serial run is not resumed")]
+    SerialNotSaved { why: String },
     #[error("{why}, and the job has ended with it: start it again with --resume. Last words are in {}", logs.display())]
     NodeLost { why: String, logs: PathBuf },
     #[error(
@@ -58,7 +60,7 @@ impl RunFailure {
             Self::NoParameters { .. } => 22,
             Self::NoProgress { .. } => 23,
             Self::NotFinite { .. } | Self::ValuesNotFinite { .. } => Self::NOT_FINITE,
-            Self::CannotSave { .. } => Self::CANNOT_SAVE,
+            Self::CannotSave { .. } | Self::SerialNotSaved { .. } => Self::CANNOT_SAVE,
             Self::NodeLost { .. } => 27,
             Self::NotSaved { .. } => 130,
         }

@@ -1,12 +1,15 @@
 //! Ctrl-C and SIGTERM: the first one asks for an orderly end, with results saved; the second one ends the program at once.
 //!
+//! A signal that comes within a quarter of a second of the first is the same request: GNU `timeout` signals its child, and then the
+//! process group that the child belongs to.
+//!
 //! This holds in every phase. While a run trains, its main loop checks the count and ends the children in order; before and
 //! after, long computations are cancelled ([`crate::cancel`]). A process that has not ended within the grace period, or shortly
 //! after the second signal, is ended from here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -32,6 +35,8 @@ const INTERRUPTED: i32 = 130;
 /// Time that the main loop of a run may take to end its processes and write its results after the grace period.
 const MARGIN: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(20);
+/// Time after the first interrupt from which another one is a second request.
+const APART: Duration = Duration::from_millis(250);
 
 impl Interrupt {
     /// Listens for SIGINT, SIGTERM and SIGHUP (unless ignored, as under `nohup`) from now on. `grace_s` seconds after the first
@@ -49,8 +54,12 @@ impl Interrupt {
         let mut signals = signal_hook::iterator::Signals::new(heeded).context("cannot handle signals")?;
         let state = interrupt.0.clone();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
+            let mut first: Option<Instant> = None;
             for _ in signals.forever() {
-                state.heed();
+                if first.is_none_or(|first| first.elapsed() >= APART) {
+                    first.get_or_insert_with(Instant::now);
+                    state.heed();
+                }
             }
         })?;
         Ok(interrupt)

@@ -24,7 +24,7 @@ use super::failure::RunFailure;
 use super::heartbeats::Heartbeats;
 use super::interrupt::Interrupt;
 use super::learners::{Learners, Reaped, exchange_shape, remote};
-use super::progress::{Progress, Status};
+use super::progress::Progress;
 use super::resume::restore_best;
 use super::watchdog::Watchdog;
 use super::{ExitReason, Outcome, together};
@@ -188,7 +188,8 @@ impl<'a> Run<'a> {
     ) -> anyhow::Result<Self> {
         let settings = &context.settings;
         let mut metrics = Metrics::open(&directory.metrics())?;
-        metrics.append(if snapshot.is_some() { "resume" } else { "start" }, &Status::default());
+        let status = figures::status_of(&segments);
+        metrics.append(if snapshot.is_some() { "resume" } else { "start" }, &status);
         let start = |role| Process::start(role, directory, prefix);
         let learners = learners()?;
         let helpers = Role::helpers(context.node.is_first(), segments.halves.is_some());
@@ -203,7 +204,7 @@ impl<'a> Run<'a> {
             learner_lost: false,
             helpers,
             actors,
-            progress: Progress::new(settings, context.node),
+            progress: Progress::new(settings, context.node, status),
             metrics,
             heartbeats: Heartbeats::new(settings.watchdog.silent_s),
             watchdog: Watchdog::new(settings),
@@ -249,10 +250,7 @@ impl<'a> Run<'a> {
                 }
                 _ => {
                     self.request_stop(STOP_NOW);
-                    bail!(
-                        "interrupted twice: ended at once; the best policy so far is kept in {}",
-                        self.directory.best().display()
-                    );
+                    bail!("interrupted twice: ended at once; {}", self.directory.best_so_far());
                 }
             }
             if let Some(ended) = self.mind_children()? {

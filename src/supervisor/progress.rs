@@ -40,7 +40,8 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 const COUNT_EVERY: Duration = Duration::from_millis(50);
 
 impl Progress {
-    pub fn new(settings: &Settings, node: Node) -> Self {
+    /// Of a run that goes on from `status`.
+    pub fn new(settings: &Settings, node: Node, status: Status) -> Self {
         let now = Instant::now();
         let shown = node.is_first();
         let bar = (shown && std::io::stderr().is_terminal()).then(|| {
@@ -58,7 +59,7 @@ impl Progress {
             shown,
             bar,
             started: now,
-            last: (now, Status::default()),
+            last: (now, status),
             next_line: now + LINE_EVERY,
             batch: settings.learner.batch,
             max_updates: settings.budget.max_updates,
@@ -156,5 +157,21 @@ struct Ended<'a>(&'a AtomicBool);
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first record of a run that was resumed had the rates of all samples ever, read within one second.
+    #[test]
+    fn rates_of_a_resumed_run_do_not_count_what_was_done_before() {
+        let status = Status { updates: 5000, samples: 1 << 40, ..Status::default() };
+        let mut progress = Progress::new(&Settings::default(), Node::default(), status);
+        assert_eq!(progress.show(status), (0.0, 0.0));
+        let (samples, updates) = progress.show(Status { updates: 5001, samples: (1 << 40) + 2, ..status });
+        assert!(samples > 0.0 && (samples - 2.0 * updates).abs() < 1e-6 * samples, "{samples} {updates}");
+        progress.finish();
     }
 }

@@ -50,20 +50,11 @@ impl Earlier {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             text => text.with_context(|| format!("cannot read {}", directory.manifest().display()))?,
         };
-        let malformed = || {
-            refused(
-                "its manifest.json is malformed; put it back from a copy, or start a new run in another --run-dir"
-                    .into(),
-            )
-        };
-        let manifest: serde_json::Value = serde_json::from_slice(&text).map_err(|_| malformed())?;
-        let version = env!("CARGO_PKG_VERSION");
-        if manifest["admix"] != version {
-            let why = format!("the run was made by admix {}, this is {version}: use that one", manifest["admix"]);
-            return Err(refused(why).into());
-        }
+        let manifest: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+        check_version(directory, &manifest)?;
         if manifest["mode"] != mode {
-            let why = format!("the run was {}, not \"{mode}\": go on the same way", manifest["mode"]);
+            let [was, is] = [manifest["mode"].as_str().unwrap_or("unknown"), mode].map(kind);
+            let why = format!("it is {was}, not {is}: go on the same way, or start a new run in another --run-dir");
             return Err(refused(why).into());
         }
         let mut context = Context::load(directory)?;
@@ -96,6 +87,36 @@ impl Earlier {
     /// Returns the times at which the run was started and resumed, for its manifest.
     pub fn starts(&self) -> Vec<String> {
         manifest::starts(&self.manifest)
+    }
+}
+
+/// Checks that a run was begun by this version of the program: another one may read what it wrote differently, be it only its plan.
+///
+/// # Errors
+/// [`Refused`]: another version, or a manifest that does not say which.
+pub fn check_version(directory: &RunDirectory, manifest: &serde_json::Value) -> Result<(), Refused> {
+    let version = env!("CARGO_PKG_VERSION");
+    let why = match manifest["admix"].as_str() {
+        Some(then) if then == version => return Ok(()),
+        Some(then) => format!(
+            "the run was made by admix {then}, this is {version}: go on with that one, or start a new run in another \
+             --run-dir"
+        ),
+        None => {
+            "its manifest.json is malformed; put it back from a copy, or start a new run in another --run-dir".into()
+        }
+    };
+    Err(Refused { root: directory.root().to_owned(), why })
+}
+
+/// Says what a run of a mode is.
+fn kind(mode: &str) -> String {
+    match mode {
+        "values" => "a run of `admix values train`".to_owned(),
+        "parallel" => "a run of several processes".to_owned(),
+        "lock-step" => "a run in lock-step (--deterministic)".to_owned(),
+        "serial" => "a run in one process (--serial)".to_owned(),
+        other => format!("a run of mode \"{other}\""),
     }
 }
 
@@ -159,20 +180,24 @@ pub fn open(root: &Path, how: Resume) -> anyhow::Result<RunDirectory> {
 }
 
 impl Earlier {
-    /// Determines where the run resumes and returns that in words. If the run is to be started over, moves its snapshots aside.
+    /// Determines where the run resumes and returns that in words. If the run is to be started over, moves its snapshots aside. In lock-step
+    /// the best policy goes with them before a run begins anew.
     ///
     /// # Errors
     /// [`Refused`]: no snapshot can be read, and the run was not allowed to begin again.
     pub fn settle(&self, directory: &RunDirectory, how: Resume) -> anyhow::Result<String> {
+        // Its best policy is a function of the configuration: one that was found before is none to beat, and is replaced.
+        let lock_step = self.context.settings.run.deterministic;
         if how == Resume::Restart {
             // First: a run of which `auto` finds neither an outcome nor a snapshot is one that has just begun.
             let mut manifest = self.manifest.clone();
             manifest["outcome"] = serde_json::Value::Null;
             directory.replace(&directory.manifest(), &serde_json::to_vec_pretty(&manifest)?)?;
             let aside = set_aside(directory)?;
+            let best =
+                if lock_step { "this run chooses its own best" } else { "the best so far stays the one to beat" };
             return Ok(format!(
-                "starting the run over; its earlier snapshots and policies are in {}, and the best so far stays the one \
-                 to beat",
+                "starting the run over; its earlier snapshots and policies are in {}, and {best}",
                 aside.display()
             ));
         }
@@ -186,18 +211,19 @@ impl Earlier {
         let damaged = snapshot::folder::numbers(&root)?.len();
         let had_some = self.manifest["outcome"]["checkpoints"]["snapshots"].as_u64() > Some(0);
         if how == Resume::Auto && damaged == 0 && !had_some && !directory.last().exists() {
-            return Ok("the run that was begun here ended before its first snapshot; beginning again, with the best \
-                       policy so far as the one to beat"
-                .into());
+            let best = match (lock_step, directory.best().is_file()) {
+                (false, _) => ", with the best policy so far as the one to beat".to_owned(),
+                (true, true) => format!("; its best policy is in {}", set_aside(directory)?.display()),
+                (true, false) => String::new(),
+            };
+            return Ok(format!("the run that was begun here ended before its first snapshot; beginning again{best}"));
         }
         let why = match damaged {
             0 => "there is no snapshot to go on from".to_owned(),
             n => format!("none of its {n} snapshots in {} can be read", root.display()),
         };
-        let why = format!(
-            "{why}. Put one back from a copy, or start the run over with --resume=restart, which keeps its best policy as the \
-             one to beat"
-        );
+        let best = if lock_step { "sets its best policy aside" } else { "keeps its best policy as the one to beat" };
+        let why = format!("{why}. Put one back from a copy, or start the run over with --resume=restart, which {best}");
         Err(Refused { root: directory.root().to_owned(), why }.into())
     }
 }

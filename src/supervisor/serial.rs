@@ -15,6 +15,7 @@ use crate::run::context::Context;
 use crate::run::{Metrics, RunDirectory};
 use crate::shm::Histogram;
 
+use super::failure::RunFailure;
 use super::interrupt::Interrupt;
 use super::progress::{Progress, Status};
 use super::{ExitReason, Outcome};
@@ -38,11 +39,12 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
             context.spec.clone(),
             context.replay_options(),
             Start { actor: context.start.clone(), kept: settings.evaluate.keep_start },
-            &mut || {},
         ),
         metrics,
-        progress: Progress::new(settings, context.node),
+        progress: Progress::new(settings, context.node, Status::default()),
         status: Status::default(),
+        unsaved: None,
+        refused: false,
         without_improvement: 0,
         evaluated: 0,
         computing: 0.0,
@@ -72,6 +74,10 @@ struct Run<'a> {
     metrics: Metrics,
     progress: Progress,
     status: Status,
+    /// The best policy so far, if it is not on disk.
+    unsaved: Option<PolicyFile>,
+    /// Whether the file system refused it, which is told once.
+    refused: bool,
     without_improvement: u64,
     evaluated: u64,
     computing: f64,
@@ -176,26 +182,39 @@ impl Run<'_> {
         if evaluation.improved {
             self.status.best_j = evaluation.j;
             self.status.best_share = share;
-            self.save(publication.averaged, &self.directory.best())?;
+            self.unsaved = Some(self.policy(publication.averaged));
         }
+        self.save_best();
         self.without_improvement = evaluation.without_improvement;
         self.metrics.append("evaluation", &evaluation);
         Ok(())
     }
 
-    fn save(&self, actor: Vec<f32>, path: &std::path::Path) -> anyhow::Result<()> {
-        let file = PolicyFile {
-            spec: self.context.spec.clone(),
-            plan: self.context.plan.clone(),
-            actor,
-            updates: self.learner.updates(),
-        };
-        file.write(path)
+    fn policy(&self, actor: Vec<f32>) -> PolicyFile {
+        let (spec, plan) = (self.context.spec.clone(), self.context.plan.clone());
+        PolicyFile { spec, plan, actor, updates: self.learner.updates() }
+    }
+
+    /// Writes the best policy if one is unsaved; what the file system refuses is tried again at the next evaluation.
+    fn save_best(&mut self) {
+        let Some(best) = &self.unsaved else { return };
+        match best.write(&self.directory.best()) {
+            Ok(()) => (self.unsaved, self.refused) = (None, false),
+            Err(e) if !self.refused => {
+                tracing::warn!("the best policy so far cannot be written, training goes on: {e:#}");
+                self.refused = true;
+            }
+            Err(_) => {}
+        }
     }
 
     fn finish(mut self, reason: ExitReason) -> anyhow::Result<Outcome> {
         self.evaluate()?;
-        self.save(self.learner.publication()?.averaged, &self.directory.last())?;
+        let last = self.policy(self.learner.publication()?.averaged);
+        let best = self.unsaved.as_ref().map(|best| (best, self.directory.best()));
+        for (policy, path) in best.into_iter().chain([(&last, self.directory.last())]) {
+            policy.write(&path).map_err(|e| RunFailure::SerialNotSaved { why: format!("{e:#}") })?;
+        }
         self.progress.finish();
         let seconds = self.started.elapsed().as_secs_f64();
         Ok(Outcome {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::run::{RunDirectory, Segments};
 use crate::settings::Settings;
-use crate::shm::SampleRing;
+use crate::shm::{ControlBlock, SampleRing};
 
 use super::failure::RunFailure;
 use super::heartbeats::Still;
@@ -16,19 +16,24 @@ use super::heartbeats::Still;
 pub struct Watchdog {
     /// Seconds without progress after which the run ends; 0 = never.
     stuck_s: f64,
-    /// Updates and samples consumed.
-    progress: Still<(u64, u64)>,
+    progress: Still<[u64; 3]>,
     snapshots: Still<u64>,
     /// Time limit for a snapshot to reach the disk.
     snapshot_limit: Duration,
     warned: bool,
 }
 
+/// What grows while a run makes progress: updates; samples consumed; time of replays of validation days, for which the learner waits in
+/// lock-step.
+fn done(control: &ControlBlock) -> [u64; 3] {
+    [control.learner.updates.get(), control.learner.samples_consumed.get(), control.evaluator.compute_ns.get()]
+}
+
 impl Watchdog {
     pub fn new(settings: &Settings) -> Self {
         Self {
             stuck_s: settings.watchdog.stuck_s,
-            progress: Still::new((0, 0)),
+            progress: Still::new([0; 3]),
             snapshots: Still::new(0),
             snapshot_limit: Duration::from_secs_f64(60.0 + 4.0 * settings.checkpoint.every_s.max(0.0)),
             warned: false,
@@ -63,8 +68,7 @@ impl Watchdog {
     /// # Errors
     /// The kind of starvation, if nothing moved for too long.
     pub fn check(&mut self, segments: &Segments, directory: &RunDirectory, now: Duration) -> Result<(), RunFailure> {
-        let learner = &segments.control.learner;
-        let still = self.progress.look((learner.updates.get(), learner.samples_consumed.get()), now);
+        let still = self.progress.look(done(&segments.control), now);
         if self.stuck_s <= 0.0 || still.as_secs_f64() < self.stuck_s {
             return Ok(());
         }
@@ -83,6 +87,22 @@ impl Watchdog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shm::{Control, RunNames};
+
+    /// A lock-step run whose evaluation took longer than `watchdog.stuck_s` ended for lack of progress.
+    #[test]
+    fn an_evaluation_is_progress() {
+        let names = RunNames::for_this_process("evaluation").unwrap();
+        let control = Control::create(&names.part("control")).unwrap();
+        let mut seen = vec![done(&control)];
+        control.evaluator.compute_ns.add(1);
+        seen.push(done(&control));
+        control.learner.samples_consumed.add(1);
+        seen.push(done(&control));
+        control.learner.updates.add(1);
+        seen.push(done(&control));
+        assert!(seen.windows(2).all(|w| w[0] != w[1]), "{seen:?}");
+    }
 
     fn seconds(s: u64) -> Duration {
         Duration::from_secs(s)

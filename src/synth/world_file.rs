@@ -28,11 +28,33 @@ fn parse(text: &str) -> Result<WorldSettings> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::error_settings::ErrorSettings;
     use super::*;
 
     #[test]
     fn an_empty_file_is_the_default_world_and_the_default_is_valid() {
         assert_eq!(parse("").unwrap(), WorldSettings::default());
+    }
+
+    /// Keys were named in the source alone.
+    #[test]
+    fn the_default_world_file_names_every_key_with_its_default() {
+        let text = include_str!("../../configs/synth/default.toml");
+        assert_eq!(parse(text).unwrap(), WorldSettings::default());
+        // Optional keys are in comments, which have to parse, too.
+        let lines = text.lines().map(|line| match line.strip_prefix("# ") {
+            Some(commented) if commented.starts_with('[') || commented.contains(" = ") => commented,
+            _ => line,
+        });
+        let whole = parse(&lines.collect::<Vec<_>>().join("\n")).unwrap();
+        assert_eq!(whole.errors, Some(ErrorSettings::default()));
+        assert!(whole.jump.is_some() && !whole.draw.is_empty());
+        let keys = toml::Table::try_from(&whole).unwrap();
+        assert!(keys.len() > 50, "{}", keys.len());
+        let missing = keys.keys().map(String::as_str).filter(|key| !text.contains(&format!("\n{key} = ")));
+        assert_eq!(missing.collect::<BTreeSet<_>>(), BTreeSet::from(["draw", "errors", "jump"]));
     }
 
     #[test]

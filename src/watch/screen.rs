@@ -65,7 +65,7 @@ fn progress(watched: &Watched) -> String {
     const BAR: usize = 20;
     let run = watched.run.as_ref();
     let outcome = watched.seen.manifest.as_ref().and_then(|m| m.outcome.as_ref());
-    let newest = run.or(outcome);
+    let newest = outcome.or(run);
     let last = watched.curve.last().map_or(0.0, |p| p.updates as f64);
     let updates = number(newest, "updates").max(last);
     let bar = match watched.max_updates {
@@ -76,17 +76,25 @@ fn progress(watched: &Watched) -> String {
         }
     };
     let mut line = format!("updates {updates:.0}{bar}  samples {}", short(number(newest, "samples")));
-    if let Some(run) = run.filter(|_| watched.is_values()) {
-        line += &format!(" {}/s  passes {:.0}", short(number(Some(run), "samples_per_s")), number(Some(run), "epoch"));
-    } else if let Some(run) = run {
-        line += &format!(
-            " {}/s  lag {:.1} p95 {:.0}",
-            short(number(Some(run), "samples_per_s")),
-            number(Some(run), "lag"),
-            number(Some(run), "lag_p95")
-        );
+    if let Some(speed) = speed(run, outcome) {
+        line += &format!(" {}/s", short(speed));
+    }
+    if run.is_some() && watched.is_values() {
+        line += &format!("  passes {:.0}", number(run, "epoch"));
+    } else if run.is_some() {
+        line += &format!("  lag {:.1} p95 {:.0}", number(run, "lag"), number(run, "lag_p95"));
     }
     line
+}
+
+/// Returns the samples per second: the mean of a run that has ended, otherwise that of the newest record. The last record
+/// of a run covers a short rest, which says nothing of its speed.
+fn speed(run: Option<&Value>, outcome: Option<&Value>) -> Option<f64> {
+    let seconds = number(outcome, "seconds");
+    if seconds > 0.0 {
+        return Some(number(outcome, "samples") / seconds);
+    }
+    run.map(|run| number(Some(run), "samples_per_s"))
 }
 
 /// Draws the validation curve with its scale; `-` is the start.
@@ -220,4 +228,21 @@ fn ledger(watched: &Watched) -> Vec<String> {
     let run = watched.run.as_ref().map(|run| &run["ledger"]);
     let Some(ledger) = run.and_then(|ledger| Ledger::deserialize(ledger).ok()) else { return vec![] };
     vec![format!("samples: {}; {} restarts", ledger.line(|n| short(n as f64)), watched.restarts)]
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_speed_of_an_ended_run_is_not_that_of_its_last_record() {
+        let last = json!({ "samples_per_s": 330.0 });
+        let outcome = json!({ "samples": 48_900, "seconds": 16.3 });
+        assert_eq!(speed(Some(&last), Some(&outcome)), Some(3000.0));
+        assert_eq!(speed(None, Some(&outcome)), Some(3000.0), "a serial run has no record");
+        assert_eq!(speed(Some(&last), None), Some(330.0), "a live run shows how fast it is now");
+        assert_eq!(speed(None, None), None);
+    }
 }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use admix::log::schema::{AdType, ControlRow, DAY_MS, TrackRow};
+use admix::bench::score::jsonl;
+use admix::log::schema::{AdType, ControlRow, DAY_MS, QueueEntry, TrackRow};
 use admix::score::{Exposure, Heard, Restored, ScoreOptions, Scorer};
 
 use super::score::{DELAYED, decide, files, run_score, setting};
@@ -80,6 +81,85 @@ fn an_exposure_counts_once_however_late_it_comes_or_is_said_again() {
         assert_eq!(scorer.confirm(shown[1]), Heard::Repeated);
         assert_eq!(total(&scorer), (2.0, 2.0));
     }
+}
+
+/// A restart with `--confirm-within` took back what had counted as shown; after one without it, open choices were never observed.
+#[test]
+fn counts_survive_a_restart_that_adds_or_drops_confirm_within() {
+    let setting = setting();
+    let rows = setting.rows();
+    let plain = ScoreOptions { exposures: true, ..DELAYED };
+    let confirming = ScoreOptions { confirm_within_s: Some(20_000.0), ..plain };
+    for (before, after) in [(plain, plain), (plain, confirming), (confirming, plain), (confirming, confirming)] {
+        let mut first = setting.scorer("contract-first", before);
+        let shown = contracts_shown(&mut first, &rows, 6);
+        let other = |exposure: Exposure| Exposure { ad_id: 1, ..exposure };
+        assert_eq!(first.confirm(shown[0]), Heard::News);
+        assert_eq!(first.confirm(other(shown[1])), Heard::News);
+        for saved in [first.save(), first.counts(100).to_bytes(), first.counts(2).to_bytes()] {
+            let again = || {
+                let mut scorer = setting.scorer("contract-first", after);
+                assert!(scorer.restore(&saved).unwrap().goes_on);
+                assert!(scorer.deliveries().all(|(_, delivered, observed)| observed <= delivered));
+                scorer
+            };
+            let (mut silent, mut told) = (again(), again());
+            if (before, after) != (confirming, confirming) {
+                until_the_end(&mut silent, &rows);
+                assert_eq!(total(&silent), (5.0, 5.0), "nothing is taken back that counted as shown");
+            }
+            for exposure in &shown[..5] {
+                told.confirm(*exposure);
+            }
+            assert_eq!(told.confirm(other(shown[5])), Heard::News);
+            assert_eq!(told.confirm(shown[5]), Heard::Repeated);
+            until_the_end(&mut told, &rows);
+            assert_eq!(total(&told), (4.0, 4.0));
+        }
+    }
+}
+
+#[test]
+fn a_choice_that_was_taken_back_counts_when_it_is_confirmed_after_a_restart_without_confirm_within() {
+    let setting = setting();
+    let rows = setting.rows();
+    let plain = ScoreOptions { exposures: true, ..ScoreOptions::default() };
+    let mut first = setting.scorer("contract-first", ScoreOptions { confirm_within_s: Some(60.0), ..plain });
+    let shown = contracts_shown(&mut first, &rows, 2);
+    until_the_end(&mut first, &rows);
+    assert_eq!(total(&first), (0.0, 0.0));
+    let mut again = setting.scorer("contract-first", plain);
+    again.restore(&first.save()).unwrap();
+    assert_eq!(total(&again), (0.0, 0.0));
+    assert_eq!(again.confirm(shown[1]), Heard::News);
+    assert_eq!(total(&again), (1.0, 1.0));
+}
+
+/// An exposure of a contract that had left the control table passed for a repeated one.
+#[test]
+fn an_exposure_of_a_contract_that_is_gone_is_heard_once() {
+    let setting = setting();
+    let options = ScoreOptions { exposures: true, ..ScoreOptions::default() };
+    let mut scorer = setting.scorer("contract-first", options);
+    let shown = contracts_shown(&mut scorer, &setting.rows(), 2);
+    let mut day = setting.served();
+    day.contracts.retain(|contract| contract.ad_id != shown[0].ad_id);
+    let mut next = Scorer::new(&day, &setting.policy("contract-first"), options).unwrap();
+    next.restore(&scorer.save()).unwrap();
+    let before = total(&next);
+    assert_eq!([0; 2].map(|_| next.confirm(shown[0])), [Heard::Unknown, Heard::Repeated]);
+    assert_eq!(total(&next), before);
+}
+
+#[test]
+fn exposures_do_not_move_a_stateless_scorer() {
+    let setting = setting();
+    let mut scorer = setting.scorer("pid", ScoreOptions { stateless: true, exposures: true, ..DELAYED });
+    let saved = scorer.save();
+    let ad_id = setting.served().contracts[0].ad_id;
+    let exposure = Exposure { request_id: 1, ad_id, ts_ms: setting.rows()[0].ts_ms };
+    assert_eq!(scorer.confirm(exposure), Heard::Unknown);
+    assert!(scorer.save() == saved);
 }
 
 /// What the policy had observed of the contract was -1 until the delay had passed.
@@ -172,6 +252,39 @@ fn exposures_that_arrive_after_the_last_request_count_in_the_next_call() {
     let second = score(&["--state", state], evening);
     let body = |text: &str| text.split_once('\n').unwrap().1.to_owned();
     assert_eq!(body(&whole), body(&first) + &body(&second));
+}
+
+/// One skipped line of a later time took in all exposures until then, and the rest of the day was scored at their counts.
+#[test]
+fn a_skipped_line_lets_no_exposure_arrive() {
+    let setting = setting();
+    let rows = setting.rows();
+    let exposures = setting.day.join("joined_exposure.tsv");
+    let state = setting.scratch.path().join("state");
+    let mut arguments = files(&setting.day);
+    let options = ["--policy", "baseline:pid", "--format", "jsonl", "--plan", setting.plan.to_str().unwrap()];
+    let more = ["--exposures", exposures.to_str().unwrap(), "--save-state", state.to_str().unwrap()];
+    arguments.extend(options.into_iter().chain(more).map(str::to_owned));
+    let score = |rows: &[TrackRow]| {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let (decisions, said) = run_score(&arguments, &jsonl(rows).unwrap());
+        (decisions, std::fs::read(&state).unwrap(), said)
+    };
+    let (decisions, saved, _) = score(&rows);
+    let end = setting.served().day.end_ms();
+    let skipped = |request_id: u64, ts_ms: u64, queue| TrackRow { request_id, ts_ms, queue, ..rows[0].clone() };
+    let queue = rows[0].queue.clone();
+    let unknown = vec![QueueEntry { ad_id: 987_654_321, ad_type: AdType::Contract, ..queue[0] }];
+    for (row, reason) in [
+        (skipped(u64::MAX - 1, end + DAY_MS, queue), "1 outside_day"),
+        (skipped(u64::MAX - 2, end - 1, unknown), "1 unknown_contract"),
+    ] {
+        let (morning, evening) = rows.split_at(rows.len() / 4);
+        let (got, state, said) = score(&[morning, &[row], evening].concat());
+        assert!(said.contains(reason), "{said}");
+        assert!(got == decisions, "{reason}: other decisions");
+        assert!(state == saved, "{reason}: another state");
+    }
 }
 
 #[test]

@@ -11,9 +11,10 @@ use admix::log::draw;
 use admix::log::schema::TrackRow;
 use admix::plan::Plan;
 use admix::policy::PolicySpec;
-use admix::policy::baselines::NAMES;
+use admix::policy::baselines::{NAMES, draws};
 use admix::policy::file::PolicyFile;
 use admix::policy::start::initial_actor;
+use admix::policy::stored::BaselineFile;
 use admix::score::{DayFiles, Decision, ScoreOptions, Scorer, ServedDay, ServedPolicy};
 use admix::settings::{self, ScoreMode};
 use serde_json::Value;
@@ -142,16 +143,24 @@ fn what_should_not_be_served_is_not_written() {
     let plan = plan(scratch.path(), &days[..1]);
     let out = scratch.path().join("dictionary.tsv");
     std::fs::write(&out, "yesterday's").unwrap();
-    assert!(NAMES.contains(&"theta-lottery"));
     let export = |policy: &str, more: &[&str]| {
         let mut command = admix();
         command.args(["export", "--policy", policy]).args(more).arg("--plan").arg(&plan);
         command.arg("--log").arg(&days[1]).arg("--out").arg(&out).assert()
     };
-    for (policy, why) in [("baseline:theta-lottery", "needs a number"), ("baseline:auction-only", "refused")] {
-        let output = export(policy, &[]).code(12);
+    let promoted = scratch.path().join("promoted.safetensors");
+    BaselineFile::new("pass-rate", Plan::read(&plan).unwrap()).unwrap().write(&promoted).unwrap();
+    let drawing: Vec<&str> = NAMES.into_iter().filter(|name| draws(name)).collect();
+    assert_eq!(drawing, ["random", "theta-lottery", "shale", "pass-rate"]);
+    // Those whose scores are finite were written: one draw for a whole period, with the figures of another policy.
+    let repeats = "draws on each request";
+    let mut refused: Vec<_> = drawing.iter().map(|name| (format!("baseline:{name}"), repeats)).collect();
+    refused.push((promoted.to_str().unwrap().to_owned(), repeats));
+    refused.push(("baseline:auction-only".to_owned(), "needs a number"));
+    for (policy, why) in refused {
+        let output = export(&policy, &[]).code(12);
         let told = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
-        assert!(told.contains(why), "{told}");
+        assert!(told.contains(why), "{policy}: {told}");
         assert_eq!(std::fs::read_to_string(&out).unwrap(), "yesterday's");
     }
     for (at, code) in [("25:00", 2), ("noon", 2), ("17", 2)] {

@@ -602,6 +602,29 @@ fn json_is_all_that_stands_on_stdout() {
     assert!(days.iter().all(|line| line["log"] == "day-2" && line["bound"]["ub"].is_f64()), "{lines:?}");
 }
 
+/// They ended with 1, which schedulers repeat for ever, and some said only "nope: No such file or directory".
+#[test]
+fn paths_that_cannot_be_used_are_wrong_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Log::new(&[request(0)]);
+    let config = config(folder.path(), log.dir(), "");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    // Even root cannot make a folder below a file.
+    let below = file.join("run");
+    let (nope, out) = (folder.path().join("nope.tsv"), folder.path().join("dictionary.tsv"));
+    let [config, below, nope, out] = [&config, &below, &nope, &out].map(|path| path.to_str().unwrap());
+    let of = ["--policy", "baseline:contract-first", "--control", nope];
+    let unopened = format!("cannot open {nope}");
+    for (arguments, word) in [
+        (vec!["train", "--config", config, "--run-dir", below], "cannot use"),
+        ([&["serve"], &of[..]].concat(), unopened.as_str()),
+        ([&["export", "--log", log.dir(), "--out", out], &of[..]].concat(), unopened.as_str()),
+    ] {
+        admix(&arguments).expect(2, &[word]);
+    }
+}
+
 #[test]
 fn a_run_directory_is_used_once() {
     let mut running = Run::start(ENDLESS, &[]);
@@ -615,7 +638,7 @@ fn a_run_directory_is_used_once() {
     running.signal(nix::sys::signal::Signal::SIGINT);
     let ended = running.wait().expect(130);
     let outcome = ended.outcome();
-    train(&folder, &config, &[]).expect(1, &[run.to_str().unwrap(), "already holds a run", "--run-dir"]);
+    train(&folder, &config, &[]).expect(2, &[run.to_str().unwrap(), "already holds a run", "--run-dir"]);
     assert_eq!(ended.outcome(), outcome, "the old run is untouched");
 }
 

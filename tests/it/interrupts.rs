@@ -51,8 +51,25 @@ fn a_second_interrupt_ends_planning_at_once_and_so_does_the_end_of_grace() {
     let mut run = Run::start_on(&days, &LONG, &[]);
     run.until("planning", |run| said(run).contains("planning from").then_some(()));
     run.signal(Signal::SIGINT);
+    // Closer together they would count as one.
+    std::thread::sleep(Duration::from_millis(300));
     run.signal(Signal::SIGINT);
     run.wait().expect(130);
+}
+
+/// GNU `timeout` signals its child, then the child's process group: the run ended "interrupted twice" and saved nothing.
+#[test]
+fn two_signals_at_once_are_one_interrupt_and_the_run_is_saved() {
+    let mut run = Run::start(&[ENDLESS, &["checkpoint.every_s=1000"]].concat(), &[]);
+    until_best(&mut run);
+    run.signal(Signal::SIGTERM);
+    // Another number: the kernel may deliver two equal ones as one.
+    run.signal(Signal::SIGINT);
+    let ended = run.wait().expect(130);
+    assert_eq!(ended.outcome()["reason"], "interrupted", "{}", ended.stderr);
+    let newest = admix::run::snapshot::newest(&ended.dir().join("checkpoints")).unwrap();
+    assert!(newest.is_some_and(|snapshot| snapshot.state.updates > 0), "{}", ended.stderr);
+    assert!(ended.last().is_file());
 }
 
 /// Five were ignored for 65 s.

@@ -20,8 +20,6 @@ use super::worlds::{close, text_of};
 /// Nobody's fate hangs on a hash of its id: every rate is 1.
 const CERTAIN: &str = "contracts = 7\ncontracts_per_queue = 2.5\ncap_slack = 0.3\ndelivered0_share = 0.15\n\
                        boost_share = 0.2\nfilter_share = 0.2\npart_day_share = 0.5\n";
-/// Baselines that draw by a hash of request and ad id, as a platform's lottery does: other ids, another draw.
-const DRAWN_BY_ID: &[&str] = &["random", "theta-lottery", "shale", "pass-rate"];
 /// Nothing is looked up by an id.
 const NO_EMBEDDING: [&str; 3] = ["policy.ad_embedding=0", "policy.traffic_embedding=0", "data.test=[]"];
 
@@ -135,7 +133,8 @@ fn other_ids_give_the_same_decisions_under_their_other_names() {
     for (a, b) in policies(&here).iter().filter(scored).zip(policies(&there).iter().filter(scored)) {
         let name = a["name"].as_str().unwrap();
         assert_eq!(a["name"], b["name"]);
-        if DRAWN_BY_ID.contains(&name) {
+        // They draw by a hash of request and ad id, as a platform's lottery does: other ids, another draw.
+        if baselines::draws(name) {
             continue;
         }
         let of = |evaluation: &Evaluation| decisions(&evaluation.folder.path().join("day-2"), name);
@@ -148,7 +147,7 @@ fn other_ids_give_the_same_decisions_under_their_other_names() {
         assert!(close(a["j"].as_f64().unwrap(), b["j"].as_f64().unwrap()), "{a} and {b}");
         checked.push(name);
     }
-    for name in baselines::NAMES.iter().filter(|name| !DRAWN_BY_ID.contains(name)).chain(&[
+    for name in baselines::NAMES.iter().filter(|name| !baselines::draws(name)).chain(&[
         "trained-contract",
         "trained-all",
         "oracle",

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Processes of a run; they talk through shared memory and do not import each other.
-const ROLES: [&str; 4] = ["actor", "learner", "checkpoint", "evaluator"];
+const ROLES: [&str; 6] = ["actor", "learner", "checkpoint", "evaluator", "reader", "rank"];
 
 /// Row and place in its row of each folder in the table of `lib.rs`.
 fn table(lib: &str) -> BTreeMap<String, (usize, usize)> {
@@ -102,8 +102,9 @@ fn folders_import_only_what_the_table_allows() {
 
 #[test]
 fn a_planted_violation_is_found() {
-    let table = table("//! | [`top`] | x |\n//! | [`actor`], [`learner`] | x |\n//! | [`left`], [`right`] | x |\n");
-    assert_eq!(table["left"], (2, 0));
+    let roles = "[`actor`], [`learner`]; [`reader`], [`rank`]";
+    let table = table(&format!("//! | [`top`] | x |\n//! | {roles} | x |\n//! | [`left`], [`right`] | x |\n"));
+    assert_eq!((table["left"], table["rank"]), ((2, 0), (1, 3)));
     let file = |path: &str, source: &str| (path.to_owned(), source.to_owned());
     let good = [
         file("top/a.rs", "use crate::{left::X, learner::{self, Y}};"),
@@ -116,6 +117,8 @@ fn a_planted_violation_is_found() {
         ("left/a.rs", "fn f() { crate::top::g() }"),
         ("left/a.rs", "use crate::{\n    left::X,\n    top::{Y, Z},\n};"),
         ("learner/a.rs", "use crate::actor::X;"),
+        ("rank/a.rs", "use crate::learner::X;"),
+        ("rank/a.rs", "use crate::reader::X;"),
         ("unknown/a.rs", ""),
     ] {
         assert_eq!(violations(&table, &[file(path, source)]).len(), 1, "{path}: {source}");

@@ -257,6 +257,24 @@ fn the_same_seed_and_number_of_ranks_give_the_same_policy() {
     assert_eq!(part.pool.last().map(|block| block.index + 1), Some(part.state.blocks));
 }
 
+/// The budget was looked at behind one more round of all actors.
+#[test]
+fn ranks_that_have_made_the_last_update_wait_for_no_further_round() {
+    // The update of the first round is the last one, and takes so long that the actors can be stopped meanwhile.
+    let mut run = lock_step(&["budget.max_updates=1"], &[("ADMIX_FAILPOINT", "exchange.latency@1=5000ms")]);
+    let control = control_of(&run.until("learner", |run| child(run, "learner")));
+    run.until("the first round", |_| (control.learner.samples_consumed.get() > 0).then_some(()));
+    drop(control);
+    let actors: Vec<_> = ["actor0", "actor1"].iter().filter_map(|role| child(&run, role)).collect();
+    actors.iter().for_each(|actor| send_if_there(actor.pid, Signal::SIGSTOP));
+    run.until("the end of the ranks", |run| {
+        ["learner", "learner1"].iter().all(|role| child(run, role).is_none()).then_some(())
+    });
+    // Main waits for them.
+    actors.iter().for_each(|actor| send_if_there(actor.pid, Signal::SIGCONT));
+    assert_eq!(run.wait().expect(0).outcome()["updates"], 1);
+}
+
 #[test]
 fn ranks_of_every_target_learn_and_a_run_takes_any_number_of_actors() {
     for sets in [["learner.target=both", "learner.ranks=3"], ["learner.target=hindsight", "learner.ranks=2"]] {

@@ -8,9 +8,13 @@ use serde_json::Value;
 use admix::env::FEATURE_NAMES;
 use admix::evaluate::logged;
 use admix::policy::baselines::NAMES;
+use admix::retrain::config::Job;
+use admix::settings::{Settings, ValueSettings};
+use admix::synth::{ErrorSettings, WorldSettings};
 
 use crate::harness::train;
 use crate::support::admix;
+use crate::values::{Scene, manifest};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -61,13 +65,13 @@ fn the_help_of_every_command_ends_with_an_example() {
     assert!(seen > 30, "{seen} commands");
 }
 
-/// The keys of a value, with those inside; what is named by a policy or an hour is data.
+/// The keys of a value, with those inside; what is named by a policy, an hour or a path is data.
 fn keys(value: &Value, found: &mut BTreeSet<String>) {
     match value {
         Value::Object(map) => {
             for (key, inner) in map {
                 found.insert(key.clone());
-                if !["hours", "delivered", "bids"].contains(&key.as_str()) || !inner.is_object() {
+                if !["hours", "delivered", "bids", "inputs"].contains(&key.as_str()) || !inner.is_object() {
                     keys(inner, found);
                 }
             }
@@ -77,9 +81,15 @@ fn keys(value: &Value, found: &mut BTreeSet<String>) {
     }
 }
 
+/// Checks that a page of docs/ names all these keys.
+fn assert_named(page: &str, found: &BTreeSet<String>) {
+    let text = std::fs::read_to_string(Path::new(ROOT).join("docs").join(page)).unwrap();
+    let missing: Vec<&String> = found.iter().filter(|key| !text.contains(&format!("`{key}`"))).collect();
+    assert!(missing.is_empty(), "not in docs/{page}: {missing:?}");
+}
+
 #[test]
 fn the_metrics_reference_names_every_key_that_a_run_writes() {
-    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/metrics.md")).unwrap();
     let ended = train(&["checkpoint.every_s=0.05"], &[]);
     let mut found = BTreeSet::new();
     let mut kinds = BTreeSet::new();
@@ -93,8 +103,87 @@ fn the_metrics_reference_names_every_key_that_a_run_writes() {
     keys(&report, &mut found);
     keys(&ended.manifest(), &mut found);
     assert!(found.len() > 80, "{found:?}");
-    let missing: Vec<&String> = found.iter().filter(|key| !page.contains(&format!("`{key}`"))).collect();
-    assert!(missing.is_empty(), "not in docs/metrics.md: {missing:?}");
+    assert_named("metrics.md", &found);
+}
+
+/// Only a training of policies was compared with the page, and `values eval --json` with none.
+#[test]
+fn the_pages_name_every_key_of_a_value_training_and_its_evaluation() {
+    let scene = Scene::new();
+    let run = scene.train("run", &["values.epochs=1", "values.weights=propensity"]);
+    let mut found = BTreeSet::new();
+    for line in std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines() {
+        keys(&serde_json::from_str(line).unwrap(), &mut found);
+    }
+    let manifest = manifest(&run);
+    keys(&manifest, &mut found);
+    let some = ["samples_per_s", "outcome", "node", "charged_at_zero"];
+    assert!(some.iter().all(|key| found.contains(*key)), "{found:?}");
+    assert_named("metrics.md", &found);
+
+    let mut eval = admix();
+    eval.args(["values", "eval", "--json", "--values"]).arg(&run).arg("--log").arg(&scene.days[3]);
+    let report: Value = serde_json::from_slice(&eval.assert().success().get_output().stdout).unwrap();
+    let mut found = BTreeSet::new();
+    keys(&report["click"], &mut found);
+    keys(&report["charge"], &mut found);
+    found.extend(report.as_object().unwrap().keys().cloned());
+    assert!(found.contains("deviance_isotonic") && found.contains("deciles"), "{found:?}");
+    assert_named("values.md", &found);
+}
+
+/// Every key of the configurations of trainings, of the nightly job and of worlds, as dotted paths.
+fn known_keys() -> BTreeSet<String> {
+    fn walk(table: &toml::Table, prefix: &str, found: &mut BTreeSet<String>) {
+        for (key, value) in table {
+            let path = format!("{prefix}{key}");
+            if let toml::Value::Table(inner) = value {
+                walk(inner, &format!("{path}."), found);
+            }
+            found.insert(path);
+        }
+    }
+    let job: Job = toml::from_str("jobs = \"\"\nconfig = \"\"\n[days]\ndir = \"\"\n").unwrap();
+    let world = WorldSettings { errors: Some(ErrorSettings::default()), ..WorldSettings::default() };
+    let mut found = BTreeSet::new();
+    for table in [
+        toml::Table::try_from(Settings::default()),
+        toml::Table::try_from(ValueSettings::default()),
+        toml::Table::try_from(job),
+        toml::Table::try_from(world),
+    ] {
+        walk(&table.unwrap(), "", &mut found);
+    }
+    found
+}
+
+/// `policy.score_mode` was named, which is `score_mode`.
+#[test]
+fn the_pages_name_no_key_that_a_section_does_not_have() {
+    let known = known_keys();
+    let sections: BTreeSet<&str> = known.iter().filter_map(|key| key.split_once('.')).map(|(name, _)| name).collect();
+    let mut seen = 0;
+    for entry in std::fs::read_dir(Path::new(ROOT).join("docs")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "md") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        for span in text.split('`').skip(1).step_by(2) {
+            let words = span.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'));
+            for word in words.map(|word| word.trim_matches('.')) {
+                let Some((section, _)) = word.split_once('.').filter(|(section, _)| sections.contains(section)) else {
+                    continue;
+                };
+                // Files may be named like sections.
+                if ![".md", ".toml"].iter().any(|ending| word.ends_with(ending)) {
+                    assert!(known.contains(word), "{}: `{section}` has no key `{word}`", path.display());
+                    seen += 1;
+                }
+            }
+        }
+    }
+    assert!(seen > 50, "{seen}");
 }
 
 /// Relative links and paths of the pages lead somewhere.

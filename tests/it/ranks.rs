@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use admix::settings::KEPT_GRADIENTS;
 use admix::sparse::file;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::harness::PATIENCE;
 use super::support::admix;
-use super::values::{MANY_DEATHS, Scene, WORLD, all_learned, model, pids};
+use super::values::{MANY_DEATHS, Scene, WORLD, all_learned, manifest, model, pids};
 
 /// A world whose exposures have propensities, so that samples weigh differently.
 fn scene() -> Scene {
@@ -191,17 +192,30 @@ fn a_rank_that_hangs_is_given_up() {
     program.args(scene.command("hung", &limited).get_args());
     let mut child = program.stderr(std::process::Stdio::piped()).spawn().unwrap();
     let begun = std::time::Instant::now();
-    let hung = loop {
-        assert!(begun.elapsed() < PATIENCE && child.try_wait().unwrap().is_none(), "no rank to stop");
-        if let Some(pid) = pids(child.id(), "admix-rank1").first() {
-            break nix::unistd::Pid::from_raw(*pid);
-        }
-    };
+    // While ranks begin, main alone looks for one that hangs.
+    let metrics = scene.folder.path().join("hung/metrics.jsonl");
+    while !std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"kind\":\"evaluation\"")) {
+        assert!(begun.elapsed() < PATIENCE && child.try_wait().unwrap().is_none(), "nothing is learned");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let hung = nix::unistd::Pid::from_raw(*pids(child.id(), "admix-rank1").first().expect("a rank to stop"));
     nix::sys::signal::kill(hung, nix::sys::signal::Signal::SIGSTOP).unwrap();
     let ended = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(ended.status.success() && said.contains(HUNG), "{said}");
     assert!(plain == model(&scene.folder.path().join("hung")));
+}
+
+/// The others gave rank 0 up while it joined the validation days. The next one joined them again, until the run ended with code 20.
+#[test]
+fn a_first_rank_that_takes_long_to_begin_is_waited_for() {
+    let scene = scene();
+    let sets = ["values.ranks=1", "ranks.tables=2", "values.batch=128", "values.weights=equal", "ranks.timeout_s=8"];
+    let mut command = scene.command("slow", &sets);
+    command.env("ADMIX_FAILPOINT", "rank.judge@1=10000ms").assert().success();
+    let run = scene.folder.path().join("slow");
+    assert_eq!(manifest(&run)["outcome"]["went_back"], 0);
+    all_learned(&run, 4);
 }
 
 /// The others wait for it as for one that hangs. It was named as one.
@@ -302,8 +316,9 @@ fn processes_that_a_launcher_started_together_are_refused_without_mpi() {
     assert!(said.contains("starts runs of its own") && !run.exists(), "{said}");
 }
 
-/// Returns the first error of the trace of a rank that was not started again, whose periods have `period` iterations at most.
-fn wrong(text: &str, ranks: u64, period: u64) -> Option<String> {
+/// Returns the first error of the trace of `rank`, one of `ranks` that was not started again. Global gradients have at least `quorum` members,
+/// periods `period` iterations at most.
+fn wrong(text: &str, (rank, ranks, quorum): (u64, u64, u32), period: u64) -> Option<String> {
     let mut newest: Option<(u64, u64)> = None;
     let (mut last, mut generation) = (None, 0);
     for (before, line) in (0..).zip(text.lines()) {
@@ -323,8 +338,14 @@ fn wrong(text: &str, ranks: u64, period: u64) -> Option<String> {
         }
         if let Some(global) = record["global"].as_array() {
             let (j, members) = (global[0].as_u64().unwrap(), global[1].as_u64().unwrap());
-            if j > here.1 || newest.is_some_and(|(of, used)| of == here.0 && j <= used) || members != (1 << ranks) - 1 {
+            if j > here.1 || newest.is_some_and(|(of, used)| of == here.0 && j <= used) {
                 return Some(format!("{global:?} in {here:?} after {newest:?}"));
+            }
+            // Its own gradient is there as long as it is kept, and never alone.
+            let own = members >> rank & 1 == 1;
+            let enough = members.count_ones() >= quorum && members >> ranks == 0 && members != 1 << rank;
+            if !enough || own != (here.1 - j < KEPT_GRADIENTS as u64) {
+                return Some(format!("{global:?} of rank {rank} in {here:?}"));
             }
             newest = Some((here.0, j));
         }
@@ -345,31 +366,74 @@ fn ranks_that_overlap_learn_as_well_as_in_step() {
     let in_step = scene.train("step", &sets);
     let overlapped =
         scene.train("overlap", &[&sets[..], &["ranks.sync=overlap", "ranks.period=5", "ranks.trace=true"]].concat());
-    let outcome = |run: &Path| {
-        let manifest = std::fs::read(run.join("manifest.json")).unwrap();
-        serde_json::from_slice::<serde_json::Value>(&manifest).unwrap()["outcome"].clone()
-    };
-    let [a, b] = [&in_step, &overlapped].map(|run| outcome(run)["best_loss"].as_f64().unwrap());
+    let [a, b] = [&in_step, &overlapped].map(|run| best_loss(run));
     assert!((a - b).abs() < 0.02 * a, "{a} {b}");
     for run in [&in_step, &overlapped] {
-        let work = &outcome(run)["work"];
+        let work = &manifest(run)["outcome"]["work"];
         let number = |key: &str| work[key].as_f64().unwrap();
         assert!(number("first_busy_s") > 0.0 && number("other_busy_s") > 0.0 && number("first_share") == 1.0, "{work}");
         assert!((0.0..=1.0).contains(&number("even_share")), "{work}");
     }
     for rank in 0..2 {
         let text = std::fs::read_to_string(overlapped.join(format!("trace/rank{rank}.jsonl"))).unwrap();
-        assert_eq!(wrong(&text, 2, 5), None);
-        let record = |iteration: u64, j: u64, generation: u64| {
-            format!("{{\"period\":0,\"iteration\":{iteration},\"global\":[{j},3],\"generation\":{generation}}}\n")
-        };
-        assert_eq!(wrong(&(record(0, 0, 0) + &record(1, 1, 0)), 2, 5), None);
-        // Used twice, used before it was there, and rows that were written too early.
-        assert!(
-            wrong(&(record(0, 0, 0) + &record(1, 0, 0)), 2, 5).is_some() && wrong(&record(0, 1, 0), 2, 5).is_some()
-        );
-        assert!(wrong(&(record(0, 0, 0) + &record(1, 1, 1)), 2, 5).is_some());
+        assert_eq!(wrong(&text, (rank, 2, 2), 5), None);
     }
+}
+
+#[test]
+fn what_is_wrong_in_a_trace_is_seen() {
+    let record = |iteration: u64, j: u64, members: u64, generation: u64| {
+        format!("{{\"period\":0,\"iteration\":{iteration},\"global\":[{j},{members}],\"generation\":{generation}}}\n")
+    };
+    let of_all = |text: &str| wrong(text, (0, 2, 2), 5);
+    assert_eq!(of_all(&(record(0, 0, 3, 0) + &record(1, 1, 3, 0))), None);
+    // Used twice, used before it was there, and rows that were written too early.
+    assert!(of_all(&(record(0, 0, 3, 0) + &record(1, 0, 3, 0))).is_some());
+    assert!(of_all(&record(0, 1, 3, 0)).is_some());
+    assert!(of_all(&(record(0, 0, 3, 0) + &record(1, 1, 3, 1))).is_some());
+    // Of rank 1 of three: its own and one of another at least.
+    let of_some = |members: u64, quorum: u32| wrong(&record(0, 0, members, 0), (1, 3, quorum), 5);
+    assert!([0b011, 0b110, 0b111].iter().all(|members| of_some(*members, 2).is_none()));
+    assert!([0b010, 0b101, 0b001, 0b1010].iter().all(|members| of_some(*members, 2).is_some()));
+    assert!(of_some(0b010, 1).is_some() && of_some(0b011, 1).is_none() && of_some(0b011, 3).is_some());
+}
+
+#[test]
+fn with_a_quorum_ranks_that_overlap_do_not_wait_for_the_gradient_of_the_slowest() {
+    let scene = scene();
+    let sets = [
+        "values.ranks=3",
+        "values.batch=80",
+        "values.weights=equal",
+        "ranks.sync=overlap",
+        "ranks.period=8",
+        "ranks.quorum=2",
+        "ranks.trace=true",
+    ];
+    let mut command = scene.command("quorum", &sets);
+    command.env("ADMIX_FAILPOINT", "rank.computing@1=20ms").assert().success();
+    let run = scene.folder.path().join("quorum");
+    all_learned(&run, 4);
+    for rank in 0..3 {
+        let text = std::fs::read_to_string(run.join(format!("trace/rank{rank}.jsonl"))).unwrap();
+        assert_eq!(wrong(&text, (rank, 3, 2), 8), None);
+        let records = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let without_first = records.filter(|record| record["global"][1] == 0b110).count();
+        assert_eq!(without_first > 0, rank > 0, "{without_first} in rank {rank}");
+    }
+}
+
+/// Loss of the best pass on the validation days.
+pub fn best_loss(run: &Path) -> f64 {
+    manifest(run)["outcome"]["best_loss"].as_f64().unwrap()
+}
+
+/// Checks that a run that was disturbed has learned all its exposures in each of so many passes, and as well as one that was not and came to the
+/// loss `undisturbed`.
+pub fn learned_as_well(run: &Path, undisturbed: f64, passes: u64) {
+    all_learned(run, passes);
+    let loss = best_loss(run);
+    assert!((loss - undisturbed).abs() < 0.02 * undisturbed, "{}: {loss}, not {undisturbed}", run.display());
 }
 
 #[test]
@@ -378,35 +442,53 @@ fn ranks_that_overlap_survive_kills_and_interrupts() {
     let sets = [
         "values.ranks=2",
         "values.batch=128",
+        "values.weights=equal",
         "ranks.sync=overlap",
         "ranks.period=4",
         "checkpoint.every_s=0.001",
         MANY_DEATHS,
     ];
-    let hanging = "other.reading@100=3600000ms";
+    let plain = best_loss(&scene.train("plain", &sets));
     for (i, failpoint) in [
         "other.update@20=kill",
         "other.exchange@5=kill",
         "other.reading@22=kill",
         "rank.written@21=kill",
         "reader.claimed@40=kill",
-        hanging,
     ]
     .into_iter()
     .enumerate()
     {
-        let patience = format!("ranks.timeout_s={}", if failpoint == hanging { 2 } else { 100 });
-        let mut command = scene.command(&format!("killed{i}"), &[&sets[..], &[&patience]].concat());
-        let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().success();
+        let run = format!("killed{i}");
+        let assert = scene.command(&run, &sets).env("ADMIX_FAILPOINT", failpoint).assert().success();
         let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
         assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
-        assert!(failpoint != hanging || said.contains(HUNG), "{said}");
+        learned_as_well(&scene.folder.path().join(run), plain, 4);
     }
     let assert = scene.command("full", &[&sets[..], &["table.max_rows=50"]].concat()).assert().code(1);
     let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
     assert!(said.contains("table.max_rows") && said.contains("50 rows"), "{said}");
 
     let long = [&sets[..], &["values.epochs=60"]].concat();
+    let plain = best_loss(&scene.train("long", &long));
     scene.interrupted("cut", &long);
     scene.command("cut", &long).arg("--resume").assert().success();
+    learned_as_well(&scene.folder.path().join("cut"), plain, 60);
+}
+
+/// In a period longer than what the others may be ahead, one that hung while it computed was waited for without end.
+#[test]
+fn a_rank_that_hangs_while_it_reads_or_computes_is_given_up_by_ranks_that_overlap() {
+    let scene = scene();
+    let sets = ["values.ranks=2", "values.batch=128", "values.weights=equal", "ranks.sync=overlap", "ranks.period=64"];
+    let plain = best_loss(&scene.train("plain", &sets));
+    // In the second pass of each process: the first one ends with a snapshot.
+    for (run, failpoint) in [("reading", "other.reading@40=3600000ms"), ("computing", "other.computing@40=3600000ms")] {
+        let limits = ["ranks.timeout_s=2", "checkpoint.every_s=0.001", MANY_DEATHS];
+        let mut command = scene.command(run, &[&sets[..], &limits].concat());
+        let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().success();
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(said.contains(HUNG), "{failpoint}: {said}");
+        learned_as_well(&scene.folder.path().join(run), plain, 4);
+    }
 }

@@ -1,17 +1,20 @@
 //! The refresh during the day: windows that are cut from days, and the job that trains on them.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use admix::log::schema::{AdType, DAY_MS};
 use admix::log::{self, CompileOptions};
 use admix::plan::Forecast;
 use admix::policy::stored::Stored;
-use admix::retrain::Window;
 use admix::retrain::days::DayDir;
+use admix::retrain::{Outcome, Window, history};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::harness::{CONFIG, PROGRAM, days};
+use crate::decisions::synth;
+use crate::harness::{CONFIG, PATIENCE, PROGRAM, days, send};
 use crate::logs::{LogRows, track_log};
 
 const HOUR_MS: u64 = 3_600_000;
@@ -89,6 +92,12 @@ impl Desk {
         self.0.path().join(name)
     }
 
+    /// Adds a setting of training to the job.
+    fn set(&self, set: &str) {
+        let job = std::fs::read_to_string(self.path("job.toml")).unwrap();
+        std::fs::write(self.path("job.toml"), format!("set = [\"{set}\"]\n{job}")).unwrap();
+    }
+
     fn retrain(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(PROGRAM);
         command.args(["retrain", "--json", "--config"]).arg(self.path("job.toml")).args(arguments).output().unwrap()
@@ -151,6 +160,38 @@ fn a_refresh_learns_from_the_windows_of_a_day_under_way_and_keeps_the_served_pla
     }
 }
 
+/// The directory of today, which a server was writing, was the newest day of the night: it was suspect, and nothing was trained, every night.
+/// It also stood for yesterday's, where that was missing.
+#[test]
+fn a_night_leaves_the_day_that_is_under_way_to_the_next_one() {
+    let (desk, scratch) = (Desk::new(), tempfile::tempdir().unwrap());
+    let job = std::fs::read_to_string(desk.path("job.toml")).unwrap();
+    let job = job.replace("dir = \"days\"\n", "dir = \"days\"\nmax_age_days = 1\n");
+    std::fs::write(desk.path("job.toml"), job).unwrap();
+    let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+    let yesterday = today.yesterday().unwrap();
+    let world = format!(
+        "start_date = \"{}\"\nrequests = 1500\nqueue = 8\nregions = 4\nslots = 2\nages = 3\nusers = 500\n\
+         auction_ads = 60\ncontracts = 5\ncontracts_per_queue = 2.0\n",
+        yesterday.yesterday().unwrap()
+    );
+    for day in synth(scratch.path(), &world, 3) {
+        let mut rows = LogRows::read(&day);
+        if rows.day.date == today.to_string() {
+            rows.requests.truncate(50);
+        }
+        rows.write(desk.path("days").join(&rows.day.date));
+    }
+    let said = format!("{today} left out: the day has not ended");
+    let entry = desk.entry(&[], 0);
+    assert_eq!((&entry["outcome"], &entry["night"]), (&"promoted".into(), &yesterday.to_string().into()), "{entry}");
+    assert!(entry["notes"].to_string().contains(&said), "{entry}");
+    std::fs::remove_dir_all(desk.path("days").join(yesterday.to_string())).unwrap();
+    let entry = desk.entry(&[], 11);
+    assert!(entry["reason"].as_str().unwrap().starts_with(&format!("{yesterday} did not arrive")), "{entry}");
+    assert!(entry["notes"].to_string().contains(&said), "{entry}");
+}
+
 /// A night after which no day had arrived was like any other.
 #[test]
 fn a_night_without_a_new_day_says_so() {
@@ -159,7 +200,65 @@ fn a_night_without_a_new_day_says_so() {
     let notes = |entry: &Value| entry["notes"].to_string();
     let first = desk.entry(&[], 0);
     assert!(!notes(&first).contains("NO NEW DAY"), "{first}");
-    let second = desk.entry(&[], 0);
+    let second = desk.entry(&[], 10);
     let said = format!("NO NEW DAY since entry {}: {} is still the newest", first["n"], rows.day.date);
     assert!(notes(&second).contains(&said), "no `{said}` in {second}");
+}
+
+/// It was promoted once more under a new number, and a rollback led to the same bytes. One that was replaced by hand came back.
+#[test]
+fn a_repeated_night_does_not_promote_the_same_baseline_again() {
+    let desk = Desk::new();
+    let promote = |arguments: &[&str]| {
+        let mut command = crate::support::admix();
+        command.arg("promote").arg("--jobs").arg(desk.path("jobs")).args(arguments).assert().success();
+    };
+    arrive(&desk.path("days"), 0);
+    let first = desk.entry(&[], 0);
+    let again = desk.entry(&[], 10);
+    assert_eq!((again["outcome"].as_str(), &again["serves"]), (Some("kept"), &first["serves"]), "{again}");
+    assert!(again["reason"].as_str().unwrap().contains("served already"), "{again}");
+    assert_eq!(std::fs::read_dir(desk.path("jobs/promoted")).unwrap().count(), 1);
+
+    arrive(&desk.path("days"), 1);
+    let second = desk.entry(&[], 0);
+    assert_ne!(second["serves"], first["serves"]);
+    promote(&["--rollback"]);
+    let again = desk.entry(&[], 10);
+    assert_eq!(again["serves"], first["serves"], "{again}");
+    assert!(again["reason"].as_str().unwrap().contains("replaced by hand"), "{again}");
+}
+
+/// It went on planning and tuning for hours, and promoted what came of it.
+#[test]
+fn a_night_that_is_interrupted_while_it_plans_promotes_nothing() {
+    let desk = Desk::new();
+    arrive(&desk.path("days"), 0);
+    let first = desk.entry(&[], 0);
+    let served = || std::fs::read(desk.path("jobs/current.safetensors")).unwrap();
+    let before = served();
+    arrive(&desk.path("days"), 1);
+    desk.set("baselines.tuning_replays=100000");
+    let stderr = desk.path("stderr");
+    let mut command = Command::new(PROGRAM);
+    command.args(["retrain", "--config"]).arg(desk.path("job.toml")).stdout(Stdio::null());
+    let mut night = command.stderr(std::fs::File::create(&stderr).unwrap()).spawn().unwrap();
+    let said = || std::fs::read_to_string(&stderr).unwrap();
+    let started = Instant::now();
+    while !said().contains("planning: forecast") {
+        assert!(night.try_wait().unwrap().is_none() && started.elapsed() < PATIENCE, "{}", said());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    send(night.id(), Signal::SIGTERM);
+    while night.try_wait().unwrap().is_none() {
+        if started.elapsed() > PATIENCE {
+            night.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(night.wait().unwrap().code(), Some(130), "{}", said());
+    let entries = history::entries(&desk.path("jobs")).unwrap();
+    let last = entries.last().unwrap();
+    assert_eq!((last.outcome, last.serves), (Outcome::Interrupted, first["serves"].as_u64()), "{last:?}");
+    assert!(served() == before);
 }

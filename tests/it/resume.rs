@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use admix::evaluator::judge::{ALIVE_EVERY, Judge, Start};
+use admix::policy::file::PolicyFile;
+use admix::run::{Context, RunDirectory};
 use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -201,6 +204,46 @@ fn a_lock_step_run_killed_after_it_went_back_to_its_beginning_begins_again_with_
     assert!(again.stderr.contains("before its first snapshot"), "{}", again.stderr);
 }
 
+/// It said that the best so far stayed the one to beat, and replaced it; with `auto` there was no copy of it.
+#[test]
+fn the_best_policy_of_a_lock_step_run_that_begins_again_is_set_aside() {
+    let common = ["checkpoint.every_s=1000", "data.test=[]"];
+    let mut run = Run::start(&[&common[..], ENDLESS].concat(), &["--deterministic"]);
+    until_best(&mut run);
+    let folder = run.kill();
+    let best = std::fs::read(folder.path().join("run/policy/best.safetensors")).unwrap();
+    let few = [&common[..], &["budget.max_updates=8"]].concat();
+    let auto = Run::resume(folder, &few, &["--deterministic", "--resume=auto"]).wait().expect(0);
+    assert!(auto.stderr.contains("its best policy is in"), "{}", auto.stderr);
+    assert!(std::fs::read(auto.dir().join("set-aside-1/best.safetensors")).unwrap() == best);
+    let best = std::fs::read(auto.best()).unwrap();
+    let over = Run::resume(auto.into_folder(), &few, &["--deterministic", "--resume=restart"]).wait().expect(0);
+    assert!(over.stderr.contains("chooses its own best"), "{}", over.stderr);
+    assert!(std::fs::read(over.dir().join("set-aside-2/best.safetensors")).unwrap() == best);
+    assert!(std::fs::read(over.best()).unwrap() == best, "the same run has the same best policy");
+}
+
+/// An evaluator that replayed the best policy when it started gave no sign of life and was killed, and so was each of its successors; the
+/// highest J stayed that of the snapshot.
+#[test]
+fn an_evaluator_that_adopts_a_best_policy_gives_signs_of_life_and_says_the_highest_j() {
+    let ended = train(&["budget.max_updates=8", "data.test=[]"], &[]);
+    let context = Context::load(&RunDirectory::open(&ended.dir()).unwrap()).unwrap();
+    let days = context.days(&context.settings.data.validation).unwrap();
+    let requests = days.iter().map(|day| day.log.requests().len()).sum::<usize>();
+    let start = Start { actor: context.start.clone(), kept: false };
+    let mut judge = Judge::new(days, context.spec.clone(), context.replay_options(), start);
+    let best = PolicyFile::read(&ended.best()).unwrap().actor;
+    let mut beats = 0;
+    let found = judge.adopt(&best, &mut || beats += 1).unwrap();
+    assert!(beats > 0 && beats >= requests / ALIVE_EVERY as usize, "{beats} in {requests} requests");
+    assert_eq!(found.highest, found.j);
+    assert_eq!(judge.adopt(&best, &mut || {}), None, "no better than itself");
+    // Where the best has to beat the start by an interval, another one may have had a higher J.
+    judge.resume(found.j - 2.0, found.j + 1.0, 0);
+    assert_eq!(judge.adopt(&best, &mut || {}).unwrap().highest, found.j + 1.0);
+}
+
 #[test]
 fn a_damaged_best_policy_is_put_back_from_the_snapshot() {
     let ended = train(&["budget.max_updates=64"], &[]);
@@ -230,6 +273,9 @@ fn a_free_run_goes_on_where_it_was() {
     let lines = ended.metrics();
     let restored = lines.iter().find(|line| line["kind"] == "restored").expect("a record of it");
     assert_eq!(restored["updates"], updates);
+    // It had the figures of a run that begins.
+    let resumed = lines.iter().find(|line| line["kind"] == "resume").expect("a record of it");
+    assert_eq!((&resumed["updates"], &resumed["samples"]), (&restored["updates"], &restored["samples"]));
     // The ledger is that of the whole run: what was unread when main died is lost.
     assert_eq!(ended.ledger("consumed"), ended.outcome()["samples"].as_u64().unwrap());
     // The best of the whole run is kept.
@@ -255,7 +301,7 @@ fn resume_auto_starts_where_there_is_nothing_and_resume_alone_does_not() {
     assert!(ended.stderr.contains("--resume=auto"), "{}", ended.stderr);
     let ended = Run::resume(ended.into_folder(), &[], &["--resume=auto"]).wait().expect(0);
     assert_eq!(ended.outcome()["updates"], 64);
-    let ended = Run::resume(ended.into_folder(), &[], &[]).wait().expect(1);
+    let ended = Run::resume(ended.into_folder(), &[], &[]).wait().expect(2);
     assert!(ended.stderr.contains("already holds a run") && ended.stderr.contains("--resume"), "{}", ended.stderr);
 }
 
@@ -297,8 +343,12 @@ fn another_configuration_mode_or_log_is_refused_and_named() {
     let manifest = folder.path().join("run/manifest.json");
     let text = std::fs::read_to_string(&manifest).unwrap();
     std::fs::write(&manifest, text.replace(&format!("\"{}\"", env!("CARGO_PKG_VERSION")), "\"0.0.9\"")).unwrap();
-    let ended = Run::resume(folder, &[], &["--resume"]).wait().expect(2);
-    assert!(ended.stderr.contains("0.0.9"), "{}", ended.stderr);
+    // Starting over reads the plan that the other version made.
+    for how in ["--resume", "--resume=restart"] {
+        let ended = Run::resume(folder, &[], &[how]).wait().expect(2);
+        assert!(ended.stderr.contains("0.0.9") && ended.stderr.contains("another --run-dir"), "{}", ended.stderr);
+        folder = ended.into_folder();
+    }
 }
 
 #[test]

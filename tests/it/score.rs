@@ -413,6 +413,78 @@ fn bad_lines_are_reported_and_skipped() {
     assert!(told.contains("10 of 12 lines were skipped"), "{told}");
 }
 
+/// A line of any length was read into memory whole.
+#[test]
+fn a_line_that_is_too_long_is_skipped() {
+    let setting = setting();
+    let mut arguments = files(&setting.day);
+    arguments.extend(["--policy", "baseline:pid", "--format", "jsonl", "--plan"].map(str::to_owned));
+    arguments.push(setting.plan.to_str().unwrap().to_owned());
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let rows = setting.rows();
+    let good = jsonl(&rows[..3]).unwrap();
+    let lines: Vec<&str> = std::str::from_utf8(&good).unwrap().lines().collect();
+    // It is a request but for its length.
+    let long = lines[1].replacen('{', &format!("{{\"more\":\"{}\",", "x".repeat(6 << 20)), 1);
+    let (out, said) = run_score(&arguments, [lines[0], &long, lines[2]].join("\n").as_bytes());
+    assert!(said.contains("line 2 skipped") && said.contains("1 row_too_long"), "{said}");
+    let (expected, _) = run_score(&arguments, [lines[0], lines[2]].join("\n").as_bytes());
+    assert!(out == expected && out.lines().count() == 2, "{out}");
+}
+
+/// One of two was ignored, or moved a state that should have stood still.
+#[test]
+fn options_that_contradict_each_other_are_refused() {
+    for (options, word) in [
+        (&["--state", "state", "--delivered", "delivered.tsv"][..], "--delivered"),
+        (&["--stateless", "--exposures", "exposures.tsv"][..], "--exposures"),
+        (&["--stateless", "--exposures", "exposures.tsv", "--confirm-within", "60"][..], "--stateless"),
+    ] {
+        let mut command = admix();
+        command.args(["score", "--policy", "policy", "--control", "control.tsv"]).args(options);
+        let output = command.assert().code(2);
+        let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(said.contains("cannot be used with") && said.contains(word), "{said}");
+    }
+}
+
+/// A state of 1970-01-01 was saved, and the next call failed.
+#[test]
+fn no_state_is_saved_of_a_day_that_nobody_named() {
+    let setting = setting();
+    let state = setting.scratch.path().join("state");
+    let empty = b"request_id\tts_ms\tslot_id\tregion\tgender\tage\tqueue\n";
+    let score = |more: &[&str]| {
+        let mut command = admix();
+        command.args(["score", "--policy", "baseline:auction-only", "--control"]).arg(setting.day.join("control.tsv"));
+        command.arg("--save-state").arg(&state).args(more).write_stdin(&empty[..]);
+        command.assert()
+    };
+    let output = score(&[]).code(2);
+    let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(said.contains("no state is saved") && !state.exists(), "{said}");
+    score(&["--day", setting.day.join("day.toml").to_str().unwrap()]).success();
+    assert!(state.is_file());
+}
+
+/// A whole day was scored, or a dictionary made, before the file turned out not to be writable.
+#[test]
+fn a_file_that_cannot_be_written_ends_the_command_before_its_work() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (nowhere, dictionary) = (scratch.path().join("missing/file"), scratch.path().join("dictionary.tsv"));
+    // The state goes beside the dictionary.
+    std::fs::create_dir(scratch.path().join("dictionary.tsv.state")).unwrap();
+    let fails = |arguments: &[&str], out: &Path| {
+        let output = admix().args(arguments).arg(out).assert().code(2);
+        let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(said.contains("cannot write"), "{said}");
+    };
+    // Nothing else is there either.
+    fails(&["score", "--policy", "policy", "--control", "control.tsv", "--save-state"], &nowhere);
+    fails(&["export", "--policy", "policy", "--log", "day", "--out"], &nowhere);
+    fails(&["export", "--policy", "policy", "--log", "day", "--out"], &dictionary);
+}
+
 /// The name of an ad of the control table is changed: nobody planned for it.
 #[test]
 fn contracts_that_no_training_day_had_are_told() {

@@ -1,6 +1,7 @@
 //! The real server: it decides what the library decides, bears hostile clients, swaps policies under load and comes back.
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,10 +15,12 @@ use admix::bench::serve::hostile::{self, Slow, Storm};
 use admix::log::schema::{AdType, TrackRow};
 use admix::log::{CompileOptions, RawDay};
 use admix::policy::file::PolicyFile;
+use admix::policy::stored::BaselineFile;
 use admix::score::{DayFiles, Decision, ScoreOptions, Scorer, ServedDay, ServedPolicy};
 use admix::values::{Told, ValueModel};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -250,7 +253,7 @@ fn it_decides_what_the_library_decides_and_its_journal_is_a_log_directory() {
     assert!(status == 200 || status == 404);
     assert_eq!(serving.stop(), 0);
 
-    let date = std::fs::read_dir(&journal).unwrap().next().unwrap().unwrap().path();
+    let date = journalled(&journal);
     admix().args(["data", "check"]).arg(&date).assert().success();
     let written = RawDay::read(&date, CompileOptions::default()).unwrap().rows;
     let outline = |rows: &[TrackRow]| -> Vec<(u64, u64, Vec<u64>)> {
@@ -261,6 +264,166 @@ fn it_decides_what_the_library_decides_and_its_journal_is_a_log_directory() {
     assert!(prices(&written).iter().zip(prices(&rows)).all(|(w, r)| (w - r).abs() <= 1e-9 * r));
     let exposures = std::fs::read_to_string(date.join("joined_exposure.tsv")).unwrap();
     assert_eq!(exposures.lines().count(), 1 + shown.len());
+}
+
+/// The only day of a journal.
+fn journalled(journal: &Path) -> PathBuf {
+    std::fs::read_dir(journal).unwrap().next().unwrap().unwrap().path()
+}
+
+/// Readers set repeated rows aside, and more than one in a hundred made the day unusable.
+#[test]
+fn a_request_that_is_sent_twice_is_in_the_journal_once() {
+    let world = World::new();
+    let rows = world.rows();
+    let journal = world.scratch.path().join("journal");
+    let serving = world.serve(&world.policies[0], &["--journal", journal.to_str().unwrap()]);
+    let mut client = serving.client();
+    let texts = lines(&rows[..100]);
+    for text in texts.iter().chain(&texts) {
+        assert_eq!(client.send("POST", "/v1/score", text.as_bytes()).unwrap().0, 200);
+    }
+    wait_for("the journal", || serving.metric("admix_journal_repeated_total") == 100.0);
+    assert_eq!(serving.metric("admix_journal_dropped_total"), 0.0);
+    assert_eq!(serving.stop(), 0);
+    let written = RawDay::read(&journalled(&journal), CompileOptions::default()).unwrap().rows;
+    let ids = |rows: &[TrackRow]| rows.iter().map(|row| row.request_id).collect::<Vec<_>>();
+    assert_eq!(ids(&written), ids(&rows[..100]));
+}
+
+/// The lines of a control table but those of a contract.
+fn remove_contract(control: &Path, ad_id: &str) {
+    let text = std::fs::read_to_string(control).unwrap();
+    let at = text.lines().next().unwrap().split('\t').position(|column| column == "ad_id").unwrap();
+    let others: Vec<&str> = text.lines().filter(|line| line.split('\t').nth(at) != Some(ad_id)).collect();
+    assert_eq!(others.len() + 1, text.lines().count());
+    std::fs::write(control, others.join("\n") + "\n").unwrap();
+}
+
+/// They passed for auction ads without a price, or for repeated ones.
+#[test]
+fn exposures_of_a_contract_that_left_the_control_table_are_in_the_journal() {
+    let world = World::new();
+    let rows = world.rows();
+    let journal = world.scratch.path().join("journal");
+    let more = ["--journal", journal.to_str().unwrap()];
+    let serving = world.serve(&world.policies[0], &more);
+    let mut client = serving.client();
+    let mut shown = BTreeMap::<u64, Vec<Value>>::new();
+    for (row, text) in rows.iter().zip(lines(&rows)) {
+        let (status, answer) = client.send("POST", "/v1/score", text.as_bytes()).unwrap();
+        assert_eq!(status, 200);
+        let chosen = serde_json::from_slice::<Value>(&answer).unwrap()["chosen"].as_u64().unwrap();
+        if row.queue.iter().any(|entry| entry.ad_id == chosen && entry.ad_type == AdType::Contract) {
+            let exposure = json!({"request_id": row.request_id, "ad_id": chosen, "ts_ms": row.ts_ms});
+            shown.entry(chosen).or_default().push(exposure);
+        }
+    }
+    assert_eq!(serving.stop(), 0);
+    let (gone, exposures) = shown.into_iter().max_by_key(|(_, exposures)| exposures.len()).unwrap();
+    remove_contract(&world.day.join("control.tsv"), &gone.to_string());
+    let again = world.serve(&world.policies[0], &more);
+    let mut client = again.client();
+    for _ in 0..2 {
+        let (status, answer) = client.send("POST", "/v1/exposures", json!(exposures).to_string().as_bytes()).unwrap();
+        let answer: Value = serde_json::from_slice(&answer).unwrap();
+        assert_eq!((status, &answer), (200, &json!({"accepted": 0, "other_day": 0})));
+    }
+    assert_eq!(again.metric("admix_journal_without_price_total"), 0.0);
+    assert_eq!(again.stop(), 0);
+    let text = std::fs::read_to_string(journalled(&journal).join("joined_exposure.tsv")).unwrap();
+    let written: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split('\t').collect()).collect();
+    assert_eq!(written.len(), exposures.len());
+    assert!(written.iter().all(|row| (row[3], row[4]) == (&*gone.to_string(), "C")), "{text}");
+}
+
+/// It did not start again, or the journal had lost contracts of earlier starts.
+#[test]
+fn a_server_killed_at_the_journals_control_table_starts_again_with_all_contracts() {
+    let world = World::new();
+    let journal = world.scratch.path().join("journal");
+    let more = ["--journal", journal.to_str().unwrap()];
+    let control = world.day.join("control.tsv");
+    assert_eq!(world.serve(&world.policies[0], &more).stop(), 0);
+    let day = journalled(&journal);
+    let ids = |path: &Path| -> BTreeSet<String> {
+        let text = std::fs::read_to_string(path).unwrap();
+        text.lines().skip(1).map(|line| line.split('\t').next().unwrap().to_owned()).collect()
+    };
+    let written = day.join("control.tsv");
+    let all = ids(&written);
+    remove_contract(&control, all.first().unwrap());
+    // Before the new table is in its place, and before the one with another ending is removed.
+    for failpoint in ["journal.control@1=kill", "journal.control@2=kill"] {
+        let packed = std::fs::File::create(day.join("control.tsv.gz")).unwrap();
+        let mut packed = flate2::write::GzEncoder::new(packed, flate2::Compression::fast());
+        packed.write_all(&std::fs::read(&written).unwrap()).unwrap();
+        packed.finish().unwrap();
+        std::fs::remove_file(&written).unwrap();
+        let mut command = world.command(&world.policies[0], &more);
+        command.env("ADMIX_FAILPOINT", failpoint);
+        let (code, said) = refused(command);
+        assert_eq!(code, None, "{said}");
+        assert_eq!(world.serve(&world.policies[0], &more).stop(), 0);
+        assert_eq!(ids(&written), all, "{failpoint}");
+        assert!(!day.join("control.tsv.gz").exists(), "{failpoint}");
+    }
+}
+
+/// Counts of `--delivered` were left out without a word.
+#[test]
+fn a_server_that_has_counts_says_that_it_does_not_use_delivered() {
+    let world = World::new();
+    let contract = world.rows().iter().flat_map(|row| row.queue.clone()).find(|e| e.ad_type == AdType::Contract);
+    let delivered = world.scratch.path().join("delivered.tsv");
+    std::fs::write(&delivered, format!("ad_id\tdelivered\n{}\t3\n", contract.unwrap().ad_id)).unwrap();
+    let more = ["--delivered", delivered.to_str().unwrap()];
+    let first = world.serve(&world.policies[0], &more);
+    assert!(!first.said.contains("--delivered is not used"), "{}", first.said);
+    assert_eq!(first.stop(), 0);
+    let again = world.serve(&world.policies[0], &more);
+    assert!(again.said.contains("--delivered is not used: goes on from"), "{}", again.said);
+    assert_eq!(again.stop(), 0);
+}
+
+/// It was noticed with the next one only.
+#[test]
+fn a_policy_that_is_promoted_while_the_server_starts_is_served() {
+    let world = World::new();
+    let [promoted, next] = ["promoted.safetensors", "next"].map(|name| world.scratch.path().join(name));
+    std::fs::copy(&world.policies[0], &promoted).unwrap();
+    std::fs::copy(&world.policies[1], &next).unwrap();
+    // The server reads this after the policy: the pipe opens when it has got there.
+    let date = world.day.join("day.toml");
+    let text = std::fs::read(&date).unwrap();
+    std::fs::remove_file(&date).unwrap();
+    mkfifo(&date, Mode::S_IRWXU).unwrap();
+    let promoting = std::thread::spawn({
+        let promoted = promoted.clone();
+        move || {
+            let mut pipe = std::fs::OpenOptions::new().write(true).open(date).unwrap();
+            std::fs::rename(next, promoted).unwrap();
+            pipe.write_all(&text).unwrap();
+        }
+    });
+    let serving = world.serve(&promoted, &[]);
+    promoting.join().unwrap();
+    wait_for("the swap", || serving.metric("admix_swaps_total") == 1.0);
+    assert_eq!(serving.stop(), 0);
+}
+
+/// It answered with the draw of one request.
+#[test]
+fn a_policy_that_draws_on_each_request_has_no_dictionary() {
+    let world = World::new();
+    let plan = PolicyFile::read(&world.policies[0]).unwrap().plan;
+    let policy = world.scratch.path().join("promoted.safetensors");
+    BaselineFile::new("pass-rate", plan).unwrap().write(&policy).unwrap();
+    let serving = world.serve(&policy, &[]);
+    let (status, answer) = serving.client().send("GET", "/v1/dictionary?ad_id=1", b"").unwrap();
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(status == 404 && answer.contains("pass-rate draws on each request"), "{status} {answer}");
+    assert_eq!(serving.stop(), 0);
 }
 
 #[test]
@@ -388,7 +551,7 @@ fn what_was_shown_has_its_own_price_and_counts_on_its_own_day() {
     assert_eq!((status, &answer), (200, &json!({"accepted": 0, "other_day": 2})));
     wait_for("the journal", || serving.metric("admix_journal_without_price_total") == 1.0);
     assert_eq!(serving.stop(), 0);
-    let date = std::fs::read_dir(&journal).unwrap().next().unwrap().unwrap().path();
+    let date = journalled(&journal);
     let text = std::fs::read_to_string(date.join("joined_exposure.tsv")).unwrap();
     let (header, written) = text.split_once('\n').unwrap();
     let at = |name: &str| header.split('\t').position(|column| column == name).unwrap();

@@ -8,7 +8,7 @@ use admix::sparse::TableShape;
 use serde_json::Value;
 
 use super::harness::PATIENCE;
-use super::ranks::{killed_at_each, killed_at_random_moments};
+use super::ranks::{best_loss, killed_at_each, killed_at_random_moments, learned_as_well};
 use super::support::admix;
 use super::values::{MANY_DEATHS, Scene, WORLD, model, pids};
 
@@ -131,13 +131,9 @@ fn settings_that_do_not_go_together_and_tables_without_room_are_named() {
 #[test]
 fn tables_whose_ranks_overlap_learn_as_well_as_in_step_and_survive_kills() {
     let scene = Scene::of(WORLD);
-    let sets = ["values.ranks=1", "ranks.tables=2", "values.batch=128", "values.epochs=6"];
+    let sets = ["values.ranks=1", "ranks.tables=2", "values.batch=128", "values.epochs=6", "values.weights=equal"];
     let overlap = [&sets[..], &["ranks.sync=overlap", "ranks.period=5"]].concat();
-    let loss = |run: &Path| -> f64 {
-        let manifest = std::fs::read(run.join("manifest.json")).unwrap();
-        serde_json::from_slice::<Value>(&manifest).unwrap()["outcome"]["best_loss"].as_f64().unwrap()
-    };
-    let (a, b) = (loss(&scene.train("step", &sets)), loss(&scene.train("overlap", &overlap)));
+    let (a, b) = (best_loss(&scene.train("step", &sets)), best_loss(&scene.train("overlap", &overlap)));
     assert!((a - b).abs() < 0.02 * a, "{a} {b}");
     let record = last_record(&scene.folder.path().join("overlap"));
     assert_eq!(record["row_writes"].as_u64().unwrap(), 2 * record["updates"].as_u64().unwrap(), "{record}");
@@ -148,9 +144,13 @@ fn tables_whose_ranks_overlap_learn_as_well_as_in_step_and_survive_kills() {
         let assert = scene.command(run, &sets).env("ADMIX_FAILPOINT", failpoint).assert().success();
         let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
         assert!(said.contains("went back"), "{failpoint}: nobody died: {said}");
+        learned_as_well(&scene.folder.path().join(run), b, 6);
     }
-    scene.interrupted("cut", &[&sets[..], &["values.epochs=60"]].concat());
-    scene.command("cut", &[&sets[..], &["values.epochs=60"]].concat()).arg("--resume").assert().success();
+    let long = [&sets[..], &["values.epochs=60"]].concat();
+    let plain = best_loss(&scene.train("long", &long));
+    scene.interrupted("cut", &long);
+    scene.command("cut", &long).arg("--resume").assert().success();
+    learned_as_well(&scene.folder.path().join("cut"), plain, 60);
 }
 
 #[test]

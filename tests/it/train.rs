@@ -311,6 +311,8 @@ fn a_second_ctrl_c_ends_the_run_at_once_whatever_the_children_do() {
             (memory.control?.stop_level > 0).then_some(())
         });
         assert_eq!(child(&run, stuck), Some(kin), "one interrupt waits");
+        // What follows the first one at once is the same interrupt.
+        std::thread::sleep(Duration::from_millis(500));
         run.signal(Signal::SIGINT);
         let ended = run.wait().expect(130);
         assert!(ended.best().is_file());
@@ -368,4 +370,20 @@ fn warm_start_is_a_flag_and_the_resolved_configuration_says_it() {
     assert!(Run::start(&[], &["--warm-start=perhaps"]).wait().expect(2).stderr.contains("--warm-start"));
     let help = Command::new(PROGRAM).args(["train", "--help"]).output().unwrap();
     assert!(String::from_utf8_lossy(&help.stdout).contains("--warm-start[=<true|false>]"));
+}
+
+/// It ended at the first refusal, with exit code 1.
+#[test]
+fn a_serial_run_whose_policy_cannot_be_written_trains_on_and_ends_with_25() {
+    let sets = ["budget.max_updates=48", "data.test=[]"];
+    let ended = train(&sets, &["--serial"]);
+    let (best, manifest, metrics) =
+        (ended.best(), ended.dir().join("manifest.json"), ended.dir().join("metrics.jsonl"));
+    [&best, &manifest, &metrics].into_iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    std::fs::create_dir(&best).unwrap();
+    let ended = Run::resume(ended.into_folder(), &sets, &["--serial"]).wait().expect(25);
+    assert!(ended.stderr.contains("a serial run is not resumed"), "{}", ended.stderr);
+    assert_eq!(ended.stderr.matches("training goes on").count(), 1, "{}", ended.stderr);
+    let evaluations = ended.metrics().iter().filter(|line| line["kind"] == "evaluation").count();
+    assert!(evaluations > 3, "{evaluations}");
 }

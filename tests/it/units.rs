@@ -105,6 +105,14 @@ fn a_penalty_of_another_unit_than_the_ecpm_is_seen() {
     }
 }
 
+/// Then nothing is at stake: `auction-only` reads 100.00, and no policy delivers a contract.
+#[test]
+fn penalties_that_were_rounded_to_zero_are_seen() {
+    let log = Day { control: "1\t10\t\t\t\t\t\t\t\t0\t1\t\n", ..SOUND }.write();
+    let words = ["most contracts cost nothing when they are missed", "rounded to whole units", "with its decimals"];
+    expect(&log, "penalty_low", &words);
+}
+
 #[test]
 fn an_id_that_is_contract_and_auction_ad_is_seen() {
     let control = "1\t10\t\t\t\t\t\t\t\t4\t1\t\n7\t10\t\t\t\t\tregion:99\t\t\t4\t1\t\n";

@@ -493,6 +493,35 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
     assert!(said.contains("another configuration"), "{said}");
 }
 
+/// Its directory was told to be no run directory, and going on there said that it "was "values", not "parallel"".
+#[test]
+fn a_run_of_values_is_named_where_a_policy_is_wanted() {
+    let scene = Scene::new();
+    let run = scene.train("run", &["values.epochs=1"]);
+    let config = super::harness::config_in(scene.folder.path(), super::harness::days());
+    let train = |arguments: &[&str]| {
+        let mut command = admix();
+        command.args(["train", "--config"]).arg(&config).args(arguments);
+        command
+    };
+    let mut eval = admix();
+    eval.args(["eval", "--baselines", "none", "--log"]).arg(&scene.days[3]).arg("--policy").arg(&run);
+    let run = run.to_str().unwrap();
+    for (mut command, word) in [
+        (eval, "--values"),
+        (train(&["--from", run]), "--values"),
+        (train(&["--resume", "--run-dir", run]), "a run of `admix values train`"),
+    ] {
+        let said = String::from_utf8_lossy(&command.assert().code(2).get_output().stderr).into_owned();
+        assert!(said.contains(word) && !said.contains("name a run directory"), "no `{word}` in {said}");
+    }
+    // The other way round it was a configuration with an unknown field.
+    let ended = super::harness::train(&["budget.max_updates=1", "data.test=[]"], &["--serial"]);
+    let assert = scene.command(ended.dir().to_str().unwrap(), &[]).arg("--resume").assert().code(2);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("a run of `admix train`"), "{said}");
+}
+
 #[test]
 fn what_cannot_be_learned_from_is_refused_by_name() {
     let scene = Scene::new();

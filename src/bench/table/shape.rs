@@ -55,6 +55,8 @@ pub struct TableBench {
 
 impl TableBench {
     /// Updates on the CPU, without a cache, of `batch` samples with `fields` ids each, by Zipf's law among `rows`. Nothing is timed.
+    /// For tests, and public for those in `tests/cuda` and `tests/wgpu`.
+    #[doc(hidden)]
     pub fn of_updates(rows: usize, [batch, fields, dim]: [usize; 3], optimizer: RowOptimizer) -> Self {
         Self {
             rows,

@@ -56,7 +56,7 @@ impl World {
                     };
                     let given: Vec<_> = (0..self.ranks).map(seen).collect();
                     let state = &mut states[reader];
-                    let chosen = choose(&given, self.quorum, |j| state.may_use(period, j));
+                    let chosen = choose(&given, (reader, self.quorum), |j| state.may_use(period, j));
                     let global = chosen.map(|(j, ranks)| self.global(period, j, ranks, &pushed));
                     let mut direction = pushed[reader][iteration as usize].clone();
                     outcome.trace[reader].push(state.direction(&mut direction, global.as_ref()).unwrap());
@@ -216,6 +216,20 @@ fn after_everything_has_arrived_every_gradient_counts_once() {
     }
 }
 
+/// The own gradient alone was a quorum of one in every iteration, and what came later from slower ranks was never used.
+#[test]
+fn with_a_quorum_of_one_each_gradient_of_a_slow_rank_is_used_once() {
+    let world = World { ranks: 2, iterations: 8, quorum: 1 };
+    // What the second rank gives comes three iterations late; what the first one gives is there at once.
+    let outcome = world.run(2, &|reader, _, _, _| Some(if reader == 0 { 3 } else { 0 }));
+    for (trace, late) in outcome.trace.iter().zip([3, 0]) {
+        let used: Vec<_> = trace.iter().map(|used| used.global).collect();
+        let expected: Vec<_> = (0..16u64).map(|i| (i % 8).checked_sub(late).map(|j| (j, 0b11))).collect();
+        assert_eq!(used, expected);
+    }
+    assert_eq!(world.replay(2, &outcome.trace), outcome);
+}
+
 #[test]
 fn a_mean_without_the_own_gradient_is_taken_with_it() {
     let mut state = Overlap::new(2, 3);
@@ -292,8 +306,10 @@ proptest! {
             (rng.random_range(0..8u32) > 0).then(|| rng.random_range(0..6u64))
         };
         let outcome = world.run(3, &delay);
-        for trace in &outcome.trace {
+        for (rank, trace) in outcome.trace.iter().enumerate() {
             prop_assert_eq!(wrong(trace), None);
+            let is_alone = |used: &Used| used.global.is_some_and(|(_, members)| members == 1 << rank);
+            prop_assert!(ranks == 1 || !trace.iter().any(is_alone));
         }
         prop_assert_eq!(world.replay(3, &outcome.trace), outcome);
     }
@@ -301,11 +317,14 @@ proptest! {
     #[test]
     fn the_newest_with_a_quorum_is_chosen(
         given in prop::collection::vec((0u64..5, 0u64..6), 1..6), quorum in 1usize..5, after in 0u64..4,
+        own in 0usize..6,
     ) {
         let given: Vec<_> = given.into_iter().map(|(first, len)| first..first + len).collect();
-        let holders = |j: u64| given.iter().filter(|range| range.contains(&j)).count();
-        let expected = (after..20).rev().find(|j| holders(*j) >= quorum);
-        let chosen = choose(&given, quorum, |j| j >= after);
+        let own = own % given.len();
+        let holders = |j: u64| (0..given.len()).filter(|rank| given[*rank].contains(&j)).collect::<Vec<_>>();
+        let is_enough = |held: &[usize]| held.len() >= quorum && (given.len() == 1 || held != [own]);
+        let expected = (after..20).rev().find(|j| is_enough(&holders(*j)));
+        let chosen = choose(&given, (own, quorum), |j| j >= after);
         prop_assert_eq!(chosen.map(|(j, _)| j), expected);
         if let Some((j, ranks)) = chosen {
             prop_assert!(given.iter().enumerate().all(|(rank, range)| range.contains(&j) == (ranks >> rank & 1 == 1)));

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::Warning;
 use super::census::Census;
 use super::ranges::Ranges;
-use crate::log::day::Day;
+use crate::log::day::{Day, FAR_FUTURE_MS};
 use crate::log::error::Result;
 use crate::log::exposure::ExposureReport;
 use crate::log::table::{self, Column};
@@ -49,7 +49,7 @@ fn times(log: &CompiledLog, ranges: &Ranges) -> Option<Warning> {
         let cause = "ts_ms is in seconds";
         return Some(Warning::new("year_1970", what).likely(cause).so("Multiply ts_ms by 1,000"));
     }
-    if log.day().start_ms > 7_258_118_400_000 {
+    if log.day().start_ms > FAR_FUTURE_MS {
         let what = format!("the requests lie in the year {}", log.day().date.split('-').next().unwrap_or_default());
         let cause = "ts_ms is in microseconds or nanoseconds";
         return Some(Warning::new("far_future", what).likely(cause).so("Divide ts_ms by 1,000 or by 1,000,000"));
@@ -78,8 +78,14 @@ fn outside(log: &CompiledLog) -> Option<Warning> {
 fn prices(ranges: &Ranges) -> Option<Warning> {
     let (ecpm, penalty) = (ranges.ecpm?, ranges.penalty?);
     let (worth, penalty) = (ecpm.median / 1000.0, penalty.median);
-    if worth <= 0.0 || penalty <= 0.0 {
+    if worth <= 0.0 {
         return None;
+    }
+    if penalty <= 0.0 {
+        let what = "most contracts cost nothing when they are missed";
+        let cause = "rounded to whole units, or left out";
+        let remedy = "Give penalty with its decimals: in the unit of eCPM, for one impression";
+        return Some(Warning::new("penalty_low", what).likely(cause).so(remedy));
     }
     let ratio = penalty / worth;
     let what = format!(

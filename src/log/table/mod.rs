@@ -26,15 +26,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::error::{BadValue, LogError, Result, printable};
 use parquet::ParquetRows;
 pub use parquet::PlainRow;
-use row::{long_row, split_tabs};
-use text::{CsvRows, Line, read_line};
+use row::split_tabs;
+use text::CsvRows;
 
 pub use column::{Column, List, optional, required};
 pub use find::{TABLES, all, find, name_of_copy, parts};
 pub use lump::{Lump, LumpReader, Lumps};
 pub use missing::{elsewhere, require};
-pub use row::{LONGEST_ROW, Place, Row, number};
-pub use text::open;
+pub use row::{LONGEST_ROW, Place, Row, long_row, number};
+pub use text::{Line, open, read_line};
 pub use value::Plain;
 
 /// Unknown columns that are named in warnings.

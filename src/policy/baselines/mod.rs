@@ -30,6 +30,8 @@ struct Baseline {
     classical: bool,
     /// Whether it also exists as NAME[`PREDICTING`].
     predicts: bool,
+    /// Whether its scores on a request are drawn by the request's id, so that one request says nothing of the next.
+    draws: bool,
     make: fn(&Parts) -> Made,
 }
 
@@ -37,7 +39,7 @@ type Made = Result<Box<dyn super::Policy>, String>;
 
 impl Baseline {
     const fn new(name: &'static str, make: fn(&Parts) -> Made) -> Self {
-        Self { name, classical: false, predicts: false, make }
+        Self { name, classical: false, predicts: false, draws: false, make }
     }
 
     const fn classical(self) -> Self {
@@ -47,16 +49,21 @@ impl Baseline {
     const fn predicts(self) -> Self {
         Self { predicts: true, ..self }
     }
+
+    const fn draws(self) -> Self {
+        Self { draws: true, ..self }
+    }
 }
 
 /// The baselines in the order of tables. Commands, help, studies and reports take names and properties from here.
 const TABLE: [Baseline; 11] = [
-    Baseline::new("random", |_| Ok(Box::new(Random::new(RANDOM_SEED)))),
+    Baseline::new("random", |_| Ok(Box::new(Random::new(RANDOM_SEED)))).draws(),
     Baseline::new("auction-only", |_| Ok(Box::new(AuctionOnly))),
     Baseline::new("contract-first", |_| Ok(Box::new(ContractFirst))),
-    Baseline::new("theta-lottery", |of| of.plan().map(|_| Box::new(ThetaLottery::default()) as _)),
-    Baseline::new("shale", |of| of.plan().map(|_| Box::new(ShaleLottery::default()) as _)),
-    Baseline::new("pass-rate", |of| Ok(Box::new(PassRate::new(of.tuned()?.pass_rate_step, of.tuned()?.interval_s)))),
+    Baseline::new("theta-lottery", |of| of.plan().map(|_| Box::new(ThetaLottery::default()) as _)).draws(),
+    Baseline::new("shale", |of| of.plan().map(|_| Box::new(ShaleLottery::default()) as _)).draws(),
+    Baseline::new("pass-rate", |of| Ok(Box::new(PassRate::new(of.tuned()?.pass_rate_step, of.tuned()?.interval_s))))
+        .draws(),
     Baseline::new("static-prices", |of| of.plan().map(|_| Box::new(FixedPrices::default()) as _)),
     Baseline::new("pid", |of| Ok(Box::new(Pid::new(of.tuned()?.pid, of.tuned()?.interval_s)))).classical().predicts(),
     Baseline::new("dual-descent-cold", |of| {
@@ -100,10 +107,20 @@ pub fn known() -> Vec<String> {
     NAMES.map(String::from).into_iter().chain(predictors()).collect()
 }
 
-/// Whether a name is that of a classical controller, in its predicting form or not.
-pub fn is_classical(name: &str) -> bool {
+/// Whether a name is that of a baseline with a property, in its predicting form or not.
+fn has(name: &str, property: impl Fn(&Baseline) -> bool) -> bool {
     let name = name.strip_suffix(PREDICTING).unwrap_or(name);
-    TABLE.iter().any(|b| b.classical && b.name == name)
+    TABLE.iter().any(|b| b.name == name && property(b))
+}
+
+/// Whether a name is that of a classical controller.
+pub fn is_classical(name: &str) -> bool {
+    has(name, |b| b.classical)
+}
+
+/// Whether a name is that of a baseline that draws on each request.
+pub fn draws(name: &str) -> bool {
+    has(name, |b| b.draws)
 }
 
 /// Seed of the random baseline's draws.

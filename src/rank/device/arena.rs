@@ -110,7 +110,8 @@ fn update_kernel(
         row_rate = rowwise_rate(sum, rate);
     }
     if comptime!(optimizer == LAZY_ADAM) {
-        if (step as usize) * 2 <= corrections.len() {
+        // Not the double of the step, which 32 bits do not always hold.
+        if step as usize <= corrections.len() / 2 {
             correction1 = corrections[(step as usize) * 2 - 2];
             correction2 = corrections[(step as usize) * 2 - 1];
         }

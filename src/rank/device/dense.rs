@@ -10,7 +10,6 @@ use crate::formulas::shared::AdamFactors;
 use crate::gpu::layers::{Layer, Parts, sum};
 use crate::gpu::numbers::{Numbers, Reader};
 use crate::sparse::Lookup;
-use crate::sparse::cache::memory::Taken;
 use crate::values::Block;
 use crate::values::adam::Adam;
 use crate::values::net::{Losses, MOST_CORRECTION, NetShape};
@@ -69,6 +68,9 @@ struct Above<R: CubeRuntime> {
     by_top: Numbers<R>,
 }
 
+/// Two arrays of numbers on their way from the device.
+type Reading = Box<dyn FnOnce() -> [Vec<u32>; 2] + Send>;
+
 /// The network of the value model on a GPU.
 pub struct Dense<R: CubeRuntime> {
     products: Products<R>,
@@ -82,7 +84,7 @@ pub struct Products<R: CubeRuntime> {
     batch: Option<Batch<R>>,
     order: Order,
     /// Losses of batches, and whether any gradient before was not finite.
-    reading: VecDeque<[Taken; 2]>,
+    reading: VecDeque<Reading>,
     pub reader: Reader<R>,
     /// An array of the device's, for new ones beside it.
     pub beside: Numbers<R>,
@@ -119,6 +121,8 @@ where
     fn begin(&mut self, block: &Block) {
         let params = self.parameters().params.clone();
         self.products.begin(&params, block);
+        // The trainer waits for the batch's rows now.
+        params.begin_launched();
     }
 
     fn interact(&mut self, slot: usize, block: &Block, lookup: &Lookup) {
@@ -130,6 +134,8 @@ where
         let params = self.parameters().params.clone();
         let gradient = self.products.back(&params);
         self.parameters().step(&gradient, by, &self.products.shared.bad);
+        // The trainer looks for the next batch's rows now.
+        gradient.begin_launched();
     }
 
     fn losses(&mut self, all: bool) -> Option<Losses> {
@@ -191,8 +197,8 @@ impl<R: CubeRuntime> Products<R> {
         let mut numbers = self.shared.slot(slot);
         let begun = Instant::now();
         if numbers.elsewhere.is_some() {
-            // The device does meanwhile what was launched so far, which would else wait for more to come.
-            self.beside.client.flush().expect("the device answers");
+            // The device does meanwhile what was launched so far.
+            self.beside.begin_launched();
         }
         let rows = numbers.rows(self.net.dim);
         self.waited += begun.elapsed();
@@ -209,8 +215,8 @@ impl<R: CubeRuntime> Products<R> {
         let by_rows = at.back_rows((&by_top, &by_out), (&index, chunks_at, rows_at), &self.shared.bad);
         numbers.keep(by_rows, self.net.dim, &self.reader);
         drop(numbers);
-        let read = |numbers: &Numbers<R>| -> Taken { Box::new(self.reader.begin(numbers)) };
-        self.reading.push_back([read(&sum(&losses, LOSSES)), read(&self.shared.bad)]);
+        let losses = sum(&losses, LOSSES);
+        self.reading.push_back(Box::new(self.reader.begin_all([&losses, &self.shared.bad])));
         let above = Above { inverse, rows, top, h1, by_out, by_h1, by_top };
         self.batch.as_mut().expect("the batch has begun").above = Some(above);
     }
@@ -237,7 +243,7 @@ impl<R: CubeRuntime> Products<R> {
     pub fn losses(&mut self, all: bool) -> Option<Losses> {
         let mut sum = Losses::default();
         while self.reading.len() > usize::from(!all) {
-            let [losses, bad] = self.reading.pop_front().expect("there are some").map(|read| read());
+            let [losses, bad] = self.reading.pop_front().expect("there are some")();
             let [charge, click, weight] = [losses[0], losses[1], losses[2]].map(|bits| f64::from(f32::from_bits(bits)));
             sum.charge += charge;
             sum.click += click;

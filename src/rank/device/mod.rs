@@ -72,7 +72,7 @@ pub struct DeviceShape {
 /// More rows than a device gives memory for at once.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{rows} rows take {:.1} GB on a device, which gives {:.1} GB at once; lower table.cache_rows to {most}",
+    "{rows} rows take {:.1} GB on a device, which gives {:.1} GB at once; set table.cache_rows to {most} or less",
     *.bytes as f64 * 1e-9,
     *.at_once as f64 * 1e-9
 )]
@@ -113,10 +113,11 @@ where
     Ok((Box::new(owners), Box::new(dense)))
 }
 
-/// As [`open`], for a driver that runs nothing: no kernel is tried.
+/// As [`open`], for a driver that runs nothing: no kernel is tried. Public for `tests/cuda` alone.
 ///
 /// # Errors
 /// [`TooManyRows`].
+#[doc(hidden)]
 pub fn open_untried<R: CubeRuntime>(devices: &[R::Device], shape: &DeviceShape) -> anyhow::Result<Opened>
 where
     R::Device: Send,

@@ -123,6 +123,7 @@ where
         let mut numbers = self.shared.slot(slot);
         numbers.gathered = Some(self.all[0].arena.gather(&places, firsts));
         numbers.elsewhere = (!elsewhere.owners.is_empty()).then_some(elsewhere);
+        self.all.iter().for_each(|owner| owner.words().begin_launched());
     }
 
     fn update(&mut self, slot: usize, step: &DeviceStep) {
@@ -131,6 +132,7 @@ where
         let (_, places) = gathered.take().expect("the batch was gathered");
         let gradients = gradients.take().expect("its gradients were computed");
         self.all[0].update(&places, &gradients, &step.precisions, step);
+        self.all[0].words().begin_launched();
         let Some(Elsewhere { numbers, owners, leaving, .. }) = elsewhere.take() else { return };
         let gradients = leaving.expect("its gradients were computed")();
         let dim = self.all[0].arena.dim;
@@ -144,6 +146,7 @@ where
             let precisions: Vec<f32> = precisions.flatten().copied().collect();
             let owner = &self.all[arena];
             owner.update(&places, &owner.words().upload(of_own), &precisions, step);
+            owner.words().begin_launched();
         }
     }
 }

@@ -144,6 +144,7 @@ pub struct EvaluatorState {
     pub best_benefit: f64,
     pub highest_benefit: f64,
     pub best_share: f64,
+    /// Version of the best; 0 where it was found on disk.
     pub best_version: u64,
     /// Version up to which everything is evaluated.
     pub progress: u64,
@@ -190,11 +191,10 @@ impl RankState {
     }
 }
 
-/// Decodes a state that begins with the number of its format.
+/// Decodes a state that begins with the number of its format. A length field that is wrong requests no more than a megabyte: serde lets lists
+/// grow as their elements are read, and the bytes end before.
 fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8], format: u32) -> anyhow::Result<T> {
-    // Limit on what a length field can request.
-    const LIMIT: usize = 1 << 30;
-    let config = bincode::config::standard().with_limit::<LIMIT>();
+    let config = bincode::config::standard();
     let (found, _): (u32, usize) = bincode::serde::decode_from_slice(bytes, config)?;
     ensure!(
         found == format,
@@ -220,6 +220,16 @@ mod tests {
         assert!(error.contains("format 1") && error.contains("reads 3") && error.contains("--from"), "{error}");
         let none = RankState::decode(&[]).unwrap_err().to_string();
         assert!(!none.contains("format"), "{none}");
+    }
+
+    /// A limit of 1 GiB stood in the way: of larger networks no snapshot could be written.
+    #[test]
+    fn a_state_may_be_of_any_size_and_a_length_without_its_bytes_is_refused() {
+        for length in [1u64 << 20, 1 << 29, 1 << 40, u64::MAX] {
+            let bytes = bincode::serde::encode_to_vec((3u32, length, 0.5f32), bincode::config::standard()).unwrap();
+            let error = decode::<(u32, Vec<f32>)>(&bytes, 3).unwrap_err().to_string();
+            assert!(error.contains("UnexpectedEnd"), "{length}: {error}");
+        }
     }
 
     #[test]

@@ -133,6 +133,11 @@ impl Seat {
         self.exchange.broken().map_or(Ok(()), Err)
     }
 
+    /// From now on, an exchange in which somebody does not take part for `timeout` is broken.
+    pub fn limit(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
     /// The ranks of this machine.
     pub fn here(&self) -> Range<usize> {
         self.exchange.shape.here()

@@ -238,6 +238,7 @@ fn the_oracle_finds_every_planted_bug() {
         Bug::Traffic(traffic::Bug::LeavesTheStateBehind),
         Bug::Traffic(traffic::Bug::PutsBeforeItTakes),
         Bug::Traffic(traffic::Bug::ForgetsWhatIsAway),
+        Bug::Traffic(traffic::Bug::ForgetsThatOthersAreAway),
     ] {
         let mut runner = TestRunner::deterministic();
         let cases = cases();

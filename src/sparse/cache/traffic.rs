@@ -1,8 +1,8 @@
 //! Records on their way between devices and host.
 //!
 //! They go many at a time: a prefetch copies its victims to the host, then the rows that it fetches into their places. A GPU only begins to
-//! copy victims then. They are in the host table before its rows are looked at again, which is a batch later, so that nobody waits for a
-//! device that is busy with the batch before.
+//! copy victims then. They are in the host table before the next batch is fetched, or before a row is brought in that may be one of them: else
+//! nobody waits for a device that is busy with the batch before.
 
 use std::collections::HashMap;
 
@@ -54,6 +54,8 @@ pub(super) struct Traffic {
     landing: Vec<(Vec<Leaving>, Taken)>,
     /// Ids of rows that leave a GPU while rows are brought in that may be the same, until they are in the host table.
     away: IdMap<()>,
+    /// Whether others have left a GPU, whose ids are not in `away`, and are not in the host table yet.
+    others_away: bool,
     /// Whether rows that leave may be brought in again before they are in the host table: while a batch is settled, and while rows are fetched
     /// that another batch may have had in the meantime.
     pub(super) may_return: bool,
@@ -72,6 +74,7 @@ pub enum Bug {
     LeavesTheStateBehind,
     PutsBeforeItTakes,
     ForgetsWhatIsAway,
+    ForgetsThatOthersAreAway,
 }
 
 impl Traffic {
@@ -81,6 +84,7 @@ impl Traffic {
             parcel: Parcel::default(),
             landing: vec![],
             away: HashMap::default(),
+            others_away: false,
             may_return: false,
             left: 0,
             landed: 0,
@@ -102,12 +106,21 @@ impl Traffic {
 
     /// Lets a row come into a place with what the host has of it.
     pub(super) fn bring(&mut self, table: &mut HostTable, records: &mut Records, device: usize, row: Coming) {
-        if self.away.contains_key(&row.id) {
+        if self.may_be_away(row.id) {
             self.exchange(table, records);
             self.land(table);
         }
         self.came += 1;
         self.of_device[device].coming.push(row);
+    }
+
+    /// Whether a row that is brought in may have left a GPU and be missing in the host table.
+    fn may_be_away(&self, id: u64) -> bool {
+        #[cfg(test)]
+        if self.planted == Some(Bug::ForgetsThatOthersAreAway) {
+            return self.away.contains_key(&id);
+        }
+        self.may_return && self.others_away || self.away.contains_key(&id)
     }
 
     /// Lets a changed row go to the host: row, optimiser state and version.
@@ -118,8 +131,12 @@ impl Traffic {
         if self.planted == Some(Bug::ForgetsWhatIsAway) {
             return;
         }
-        if self.may_return && matches!(records, Records::Device(_)) {
-            self.away.insert(row.id, ());
+        if matches!(records, Records::Device(_)) {
+            if self.may_return {
+                self.away.insert(row.id, ());
+            } else {
+                self.others_away = true;
+            }
         }
     }
 
@@ -206,6 +223,7 @@ impl Traffic {
             self.landed += rows.len() as u64;
         }
         self.away.clear();
+        self.others_away = false;
     }
 
     /// What arrives of records, with a bug or without.

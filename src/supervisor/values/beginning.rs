@@ -1,5 +1,7 @@
 //! What main finds out before it starts the processes of a value training.
 
+use serde_json::Value;
+
 use crate::collective::shares::Shares;
 use crate::log::{self, CompiledLog};
 use crate::nodes::{Job, MOST_BYTES, Node};
@@ -9,7 +11,7 @@ use crate::run::value_run::{Prepared, compile_options, exchange_bytes};
 use crate::run::{RunDirectory, beginning};
 use crate::settings::{Configuration as _, RankSync, SettingsError, SparseAverage, ValueSettings};
 use crate::supervisor::job::{self, Common};
-use crate::supervisor::resume::Refused;
+use crate::supervisor::resume::{Refused, check_version};
 use crate::values::Fields;
 use crate::values::join::{JoinCounts, Share, join};
 use crate::values::prior::PriorEstimate;
@@ -166,11 +168,21 @@ fn day_number(log: &CompiledLog) -> u32 {
     u32::try_from(since.get_days()).unwrap_or(0)
 }
 
-/// Checks that a run may go on under these settings and inputs.
+/// Checks that the run of a `manifest` may go on under these settings and inputs, and by this version.
 ///
 /// # Errors
 /// [`Refused`], with what differs.
-pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Prepared) -> anyhow::Result<()> {
+pub fn check_resume(
+    directory: &RunDirectory,
+    manifest: &Value,
+    settings: &ValueSettings,
+    now: &Prepared,
+) -> anyhow::Result<()> {
+    check_version(directory, manifest)?;
+    if manifest["mode"] != "values" {
+        let why = "it is a run of `admix train`: go on with that, or start a new run in another --run-dir".to_owned();
+        return Err(Refused { root: directory.root().to_owned(), why }.into());
+    }
     let (then, before) = (ValueSettings::read_resolved(&directory.config())?, Prepared::read(directory)?);
     let summed = |s: &ValueSettings| s.ranks.sparse_average == SparseAverage::World && s.ranks.sync == RankSync::Step;
     let free = |s: &ValueSettings, ranks: usize| {

@@ -24,10 +24,11 @@ use serde::{Deserialize, Serialize};
 use crate::collective::shares::Work;
 use crate::nodes::{Job, Node, World};
 use crate::run::RunDirectory;
+use crate::run::segments::create_control;
 use crate::run::value_run::{ValueHalves, ValueSegments, exchange_name};
-use crate::run::value_snapshot::ValueSnapshot;
+use crate::run::value_snapshot::{ValueSnapshot, read_state};
 use crate::settings::ValueSettings;
-use crate::shm::{Broken, Exchange, Ledger, Remote, Role, RunNames, SampleRing, sweep};
+use crate::shm::{Broken, Control, Exchange, Ledger, Remote, Role, SampleRing, sweep};
 use crate::values::Fields;
 
 use super::ExitReason;
@@ -40,7 +41,8 @@ use super::job;
 pub use beginning::{agree_on_run, check_job, check_resume, prepare};
 use processes::{Ended, Run};
 pub use spent::Spent;
-use table::Rows;
+pub use table::check_begun;
+use table::{Rows, newest};
 
 /// What a finished run reports.
 #[derive(Debug, Clone, Serialize)]
@@ -98,17 +100,16 @@ pub fn train(
         tracing::info!("removed shared memory that dead runs left: {}", removed.join(", "));
     }
     without_huge_pages();
-    let names = RunNames::for_this_process(&directory.run_id())?;
+    let (names, mut control) = create_control(&directory.run_id())?;
     let started = Instant::now();
     let (mut went_back, mut reader_restarts, mut snapshots) = (0, 0, (0, 0));
     // The update that was not finite, if the last attempt ended with one.
     let mut not_finite = None;
     let (node, world) = (job.node(), job.node().world(settings.ranks_here()));
-    let mut rows =
-        Rows::load(&names, settings, fields, directory, (world, job::newest_of_all(job, directory, known)?))?;
+    let mut rows = Rows::load(&names, settings, fields, directory, (world, newest(directory, (job, known))?))?;
     loop {
         let halves = ValueHalves::create(&names, settings, fields, (world, rows.number))?;
-        let segments = ValueSegments::create(&names, settings, fields, world)?;
+        let segments = ValueSegments::create((&names, control), settings, fields, world)?;
         let mut before = Ledger::default();
         if let Some(state) = &rows.state {
             before = state.ledger;
@@ -130,10 +131,16 @@ pub fn train(
             if let (Ended::Well(_), Some(carrying)) = (&ended, carrying) {
                 carrying.end();
             }
-            match ended {
-                Ended::Killed if node.is_alone() => Ended::Well(ExitReason::Interrupted),
-                ended => ended,
+            ended
+        };
+        let killed = matches!(ended, Ended::Killed);
+        let ended = match ended {
+            Ended::Killed if node.is_alone() => {
+                let newest = halves.as_ref().map_or(rows.number, |halves| halves.halves.committed());
+                go_back_to_the_snapshot(directory, &segments.control, newest)?;
+                Ended::Well(ExitReason::Interrupted)
             }
+            ended => ended,
         };
         let c = &segments.control.checkpoint;
         snapshots = (snapshots.0 + c.snapshots.get(), snapshots.1 + c.write_ns.get());
@@ -167,17 +174,25 @@ pub fn train(
                 went_back <= settings.watchdog.max_restarts,
                 RunFailure::KeepsGoingBack { times: went_back, why, logs }
             );
-            drop(segments);
+            // Without a control block the tables would be swept.
+            let ValueSegments { control: kept, rings, exchange, overlap } = segments;
+            drop((rings, exchange, overlap));
             rows = rows.go_back(&names, settings, fields, directory, (halves, &why))?;
+            control = kept;
+            control.reset();
             continue;
         };
         let ledger = segments.rings.iter().map(SampleRing::ledger);
         for ledger in ledger.clone() {
             ledger.balance().context("samples are unaccounted for")?;
         }
+        let ledger = Ledger::sum(ledger.chain([before]));
+        // The snapshot may hold samples that ranks had learned and not given back when they were killed.
+        let ledger = if killed { ledger.closed() } else { ledger };
+        // Before the control block goes, without which the tables would be swept.
+        drop(rows);
         let control = &segments.control;
-        let mine = Part { interrupted: reason == ExitReason::Interrupted, ledger: Ledger::sum(ledger.chain([before])) };
-        let all = job.tell(&mine)?;
+        let all = job.tell(&Part { interrupted: reason == ExitReason::Interrupted, ledger })?;
         let samples = control.learner.samples_consumed.get();
         return Ok(ValueOutcome {
             reason: if all.iter().any(|of| of.interrupted) { ExitReason::Interrupted } else { reason },
@@ -194,6 +209,23 @@ pub fn train(
             work: Work::of(settings, control),
         });
     }
+}
+
+/// Sets the statistics of a run whose trainer was killed back to snapshot `number`, 0 for none: a resume goes on from there.
+fn go_back_to_the_snapshot(directory: &RunDirectory, control: &Control, number: u64) -> anyhow::Result<()> {
+    let state = (number > 0).then(|| read_state(directory, number)).transpose()?;
+    let (updates, samples) = state.as_ref().map_or((0, 0), |state| (state.updates, state.samples));
+    let (l, e) = (&control.learner, &control.evaluator);
+    let lost = l.updates.get().saturating_sub(updates);
+    match number {
+        0 => tracing::warn!("no snapshot is on disk: all {lost} updates are lost"),
+        _ => tracing::warn!("snapshot {number} is the newest on disk: {lost} updates after it are lost"),
+    }
+    l.updates.set(updates);
+    l.samples_consumed.set(samples);
+    e.due.set(state.as_ref().map_or(0, |state| state.cursor.epoch));
+    e.best_benefit.set(state.and_then(|state| state.best).unwrap_or(f64::NAN));
+    Ok(())
 }
 
 /// Returns the ledger of a run that has learned so many samples: these are its consumed ones. Samples that ranks took and did not learn are

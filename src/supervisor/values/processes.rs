@@ -22,6 +22,8 @@ use crate::supervisor::interrupt::Interrupt;
 const POLL: Duration = Duration::from_millis(20);
 const SHOW_EVERY: Duration = Duration::from_secs(10);
 const FINISH: Duration = Duration::from_secs(60);
+/// Time in which a complete snapshot may come to disk when `watchdog.grace_s` is over: less than what is left until the program ends.
+const SAVING: Duration = Duration::from_secs(10);
 
 /// How a set of processes ended.
 pub enum Ended {
@@ -32,7 +34,7 @@ pub enum Ended {
         fate: Fate,
     },
     NotFinite,
-    /// The trainer was killed at the end of `watchdog.grace_s`.
+    /// All processes were killed at the end of `watchdog.grace_s`; what followed the newest snapshot is lost.
     Killed,
 }
 
@@ -150,8 +152,7 @@ impl<'a> Run<'a> {
                     let grace = Duration::from_secs_f64(self.settings.watchdog.grace_s);
                     if deadline.get_or_insert_with(|| Deadline::after(grace)).is_over() {
                         tracing::warn!("the trainer has not ended within watchdog.grace_s, killing it");
-                        self.trainer.kill();
-                        return Ok(Ended::Killed);
+                        return self.end_at_once(interrupt);
                     }
                 }
                 _ => {
@@ -213,6 +214,32 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Ends all processes, and settles the rings. A complete snapshot still comes to disk, if nobody presses and the disk is not slow.
+    fn end_at_once(&mut self, interrupt: &Interrupt) -> anyhow::Result<Ended> {
+        let control = &self.segments.control;
+        control.request_stop(STOP_ALL);
+        self.kill_ranks()?;
+        if let Some(checkpointer) = &mut self.checkpointer {
+            let mut deadline = Deadline::after(SAVING);
+            let may_write = checkpointer.due.is_none();
+            while may_write && checkpointer.reap()?.is_none() && interrupt.count() < 2 && !deadline.is_over() {
+                std::thread::sleep(POLL);
+            }
+            kill(checkpointer)?;
+        }
+        self.readers.iter_mut().try_for_each(kill)?;
+        for ring in &self.segments.rings {
+            ring.recover_writer(&control.data);
+            ring.recover_reader();
+        }
+        Ok(Ended::Killed)
+    }
+
+    /// Kills the trainer and the further ranks: nobody writes into a half any more.
+    fn kill_ranks(&mut self) -> anyhow::Result<()> {
+        std::iter::once(&mut self.trainer).chain(&mut self.others).try_for_each(kill)
+    }
+
     /// Starts another checkpointer in the place of a dead one.
     fn mind_checkpointer(&mut self) -> anyhow::Result<()> {
         let Some(checkpointer) = &mut self.checkpointer else { return Ok(()) };
@@ -245,11 +272,8 @@ impl<'a> Run<'a> {
         let hung = self.hung_rank();
         let mut ranks: Vec<_> = std::iter::once(&mut self.trainer).chain(&mut self.others).collect();
         let (rank, fate) = blame::find(self.segments.exchange.as_ref(), &mut ranks, hung, (rank, status))?;
-        // Nobody writes into a half any more; what is complete comes to disk.
-        for process in std::iter::once(&mut self.trainer).chain(&mut self.others) {
-            process.kill();
-            process.finish(&mut Deadline::after(FINISH), interrupt)?;
-        }
+        self.kill_ranks()?;
+        // What is complete comes to disk.
         self.end_checkpointer(interrupt)?;
         let role = Role::rank(rank);
         let log = self.directory.log(&role.to_string());
@@ -321,6 +345,14 @@ impl<'a> Run<'a> {
         );
         self.shown = (Instant::now(), samples);
     }
+}
+
+/// Kills a process and waits for its end.
+fn kill(process: &mut Process) -> anyhow::Result<()> {
+    process.kill();
+    // Nothing hastens the end of a killed process.
+    process.finish(&mut Deadline::after(FINISH), &Interrupt::default())?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -42,6 +42,11 @@ impl Spent {
         Self { seconds: earlier.seconds + last, ..earlier }
     }
 
+    /// Whether a snapshot is known to have been taken.
+    pub fn saved(&self) -> bool {
+        self.snapshots > 0
+    }
+
     /// Returns the outcome of the run whose last start ended with `last`.
     pub fn and(self, last: ValueOutcome) -> ValueOutcome {
         ValueOutcome {

@@ -6,19 +6,22 @@
 //! nothing to be repaired in a copy. Parts for each table, as nodes have them, would write equal rows to disk several
 //! times, and would have to be begun and completed together.
 
+use std::path::Path;
 use std::time::Instant;
 
 use twox_hash::XxHash3_64;
 
-use crate::nodes::{Node, World};
-use crate::run::RunDirectory;
+use crate::nodes::{Job, Node, World};
 use crate::run::beginning::first_rows;
+use crate::run::snapshot::folder;
 use crate::run::value_run::{Prepared, ValueHalves, create_tables};
-use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_state, remove_behind};
+use crate::run::value_snapshot::{ValueSnapshot, ValueState, bases, read_state, remove_behind};
+use crate::run::{RunDirectory, failpoint};
 use crate::settings::ValueSettings;
 use crate::shm::RunNames;
 use crate::sparse::{HostTable, file};
-use crate::supervisor::job::OnDisk;
+use crate::supervisor::job::{self, OnDisk};
+use crate::supervisor::resume::{Refused, Resume};
 use crate::values::Fields;
 
 impl OnDisk for ValueSnapshot {
@@ -38,6 +41,55 @@ impl OnDisk for ValueSnapshot {
     }
 }
 
+/// Finds the snapshot that all nodes go on from; `None` where nothing was saved yet.
+///
+/// # Errors
+/// [`Refused`]: snapshots of which none can be read, or those of a node are missing.
+pub fn newest(directory: &RunDirectory, (job, known): (&Job, bool)) -> anyhow::Result<Option<ValueSnapshot>> {
+    let newest: Option<ValueSnapshot> = job::newest_of_all(job, directory, known)?;
+    if newest.is_none() {
+        // The job may have ended when this node had its first snapshot and another one had none yet.
+        if !job.node().is_alone() && ValueSnapshot::newest(directory)?.is_some() {
+            remove_behind(&directory.checkpoints(), 0)?;
+        }
+        check_none_is_lost(directory)?;
+    }
+    Ok(newest)
+}
+
+/// Checks that a run of which no snapshot can be read has none.
+fn check_none_is_lost(directory: &RunDirectory) -> anyhow::Result<()> {
+    let root = directory.checkpoints();
+    if !holds_some(&root)? {
+        return Ok(());
+    }
+    let why = format!(
+        "none of its {} snapshots in {} can be read. Put one back from a copy, or start a new run in another --run-dir",
+        folder::numbers(&root)?.len(),
+        root.display()
+    );
+    Err(Refused { root: directory.root().to_owned(), why }.into())
+}
+
+/// Whether there are snapshots, whole or damaged, or bases that stood for some.
+fn holds_some(root: &Path) -> anyhow::Result<bool> {
+    Ok(!folder::numbers(root)?.is_empty() || bases(root)?.iter().any(|base| *base > 0))
+}
+
+/// Checks that a run on one machine that was begun here may go on: that it has a snapshot, or may begin again. `saved` says whether it is known
+/// to have had one.
+///
+/// # Errors
+/// [`Refused`]: it has none, and has lost what it had or was to go on from one.
+pub fn check_begun(directory: &RunDirectory, how: Resume, saved: bool) -> anyhow::Result<()> {
+    if holds_some(&directory.checkpoints())? || how == Resume::Auto && !saved {
+        return Ok(());
+    }
+    let again = if saved { "start a new run in another --run-dir" } else { "begin it again with --resume=auto" };
+    let why = format!("there is no snapshot to go on from. Put one back from a copy, or {again}");
+    Err(Refused { root: directory.root().to_owned(), why }.into())
+}
+
 /// The tables of a run, and the snapshot that the first one is as of.
 pub struct Rows {
     table: HostTable,
@@ -49,7 +101,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Reads the snapshot that the run goes on from into a new table, and removes what is behind it. `None` at the beginning.
+    /// Reads the snapshot that the run goes on from into a new table, and removes what is behind it. `None` at the beginning ([`newest`]).
     pub fn load(
         names: &RunNames,
         settings: &ValueSettings,
@@ -58,11 +110,14 @@ impl Rows {
         (world, snapshot): (World, Option<ValueSnapshot>),
     ) -> anyhow::Result<Self> {
         let mut copies = create_tables(names, settings, fields, world)?;
+        failpoint::reached("values.tables");
         let mut table = copies.remove(0);
         let number = snapshot.as_ref().map_or(0, |snapshot| snapshot.number);
-        remove_behind(&directory.checkpoints(), number)?;
         match &snapshot {
-            Some(snapshot) => snapshot.restore(&mut table)?,
+            Some(snapshot) => {
+                remove_behind(&directory.checkpoints(), number)?;
+                snapshot.restore(&mut table)?;
+            }
             None => {
                 let prepared = Prepared::read(directory)?;
                 if let Some(rows) = first_rows(settings, &prepared, directory)? {
@@ -82,6 +137,7 @@ impl Rows {
         directory: &RunDirectory,
         (halves, why): (Option<ValueHalves>, &str),
     ) -> anyhow::Result<Self> {
+        failpoint::reached("values.goes-back");
         let begun = Instant::now();
         self.copies.iter().chain([&self.table]).for_each(HostTable::recover);
         if let Some(ValueHalves { halves, undo }) = halves {
@@ -99,6 +155,9 @@ impl Rows {
         tracing::warn!("{why}; all go back to the newest snapshot on disk");
         drop((self.table, self.copies));
         let snapshot = ValueSnapshot::newest(directory)?;
+        if snapshot.is_none() {
+            check_none_is_lost(directory)?;
+        }
         Self::load(names, settings, fields, directory, (Node::default().world(settings.ranks_here()), snapshot))
     }
 }
