@@ -64,7 +64,7 @@ class Scorer:
         """Scores a request at this moment's state, which does not move."""
 
     def confirm(self, request_id: int, ad_id: int, ts_ms: int) -> bool:
-        """Takes in what was really shown, in any order; whether it was news."""
+        """Takes in what was really shown, in any order; whether it was news. A stateless scorer counts nothing and returns False."""
 
     def begin_with(self, delivered: Mapping[int, int]) -> List[int]:
         """Starts in the middle of the day, with impressions delivered since it began by ad id; returns ads without a contract."""

@@ -54,24 +54,7 @@ enum Stage {
     /// A server in its own process, with the load generator beside it: a constant load, policies swapped under it, hostile
     /// requests, kills and restarts
     #[command(after_help = "Example: admix bench serve --seconds 10 --swaps 100")]
-    Serve {
-        #[command(flatten)]
-        day: Day,
-        /// Requests per second
-        #[arg(long, default_value_t = 5000.0, value_parser = rate)]
-        rate: f64,
-        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
-        connections: u16,
-        /// Policies swapped under the load; 0 skips this
-        #[arg(long, default_value_t = 100)]
-        swaps: usize,
-        /// Hostile requests; 0 skips this
-        #[arg(long, default_value_t = 1000)]
-        hostile: u64,
-        /// Kills after three seconds of the load; 0 skips this
-        #[arg(long, default_value_t = 3)]
-        kills: usize,
-    },
+    Serve(ServeArguments),
     /// Sample ring between two processes, beside memcpy
     #[command(after_help = "Example: admix bench ring --records 100000000")]
     Ring {
@@ -95,22 +78,7 @@ enum Stage {
     },
     /// All-reduce between ranks of this machine, beside MPI's own where it is installed
     #[command(after_help = "Example: admix bench collectives --ranks 2 --ranks 4")]
-    Collectives {
-        /// Number of processes; may be given several times
-        #[arg(long, default_values_t = [2, 4], value_parser = clap::value_parser!(u16).range(1..=64))]
-        ranks: Vec<u16>,
-        /// Bytes of the vector of floats
-        #[arg(long, default_value_t = 1 << 20)]
-        bytes: usize,
-        #[arg(long, default_value_t = 1000)]
-        rounds: usize,
-        /// Skip MPI
-        #[arg(long)]
-        no_mpi: bool,
-        /// Average by NCCL, with GPU K for rank K
-        #[arg(long)]
-        nccl: bool,
-    },
+    Collectives(CollectivesArguments),
     /// Whole training in processes beside the serial mode: time to the same validation share
     #[command(after_help = "Example: admix bench speedup --config configs/quickstart.toml --seeds 3")]
     Speedup {
@@ -130,19 +98,7 @@ enum Stage {
     /// From the rings into the learner's pool: take, verify, decode, check, keep, and on a GPU replay and upload; beside memcpy of
     /// the same bytes
     #[command(after_help = "Example: admix bench ingest --requests-per-step 1")]
-    Ingest {
-        /// auto, cpu, cuda or cuda:INDEX
-        #[arg(long, default_value = "auto")]
-        device: String,
-        /// Requests per step
-        #[arg(long, default_value_t = 30)]
-        requests_per_step: usize,
-        /// Contracts of the day
-        #[arg(long, default_value_t = 30)]
-        contracts: usize,
-        #[arg(long, default_value_t = 5.0)]
-        seconds: f64,
-    },
+    Ingest(IngestArguments),
     /// From process start to the first block of samples: the first start, then with compiled logs and plan in their caches
     #[command(after_help = "Example: admix bench start --config configs/quickstart.toml --starts 7")]
     Start {
@@ -167,54 +123,7 @@ enum Stage {
     },
     /// Updates of the value model per second, with rows on the same thread, on a separate one and in a cache; rows found per second
     #[command(after_help = "Example: admix bench table --rows 1000000")]
-    Table {
-        #[arg(long, default_value_t = 1_000_000)]
-        rows: usize,
-        #[arg(long, default_value_t = 4096)]
-        batch: usize,
-        /// Batches made beforehand, which come again in turn
-        #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
-        batches: u32,
-        #[arg(long, default_value_t = 8)]
-        fields: usize,
-        /// Floats of a row that are used in products
-        #[arg(long, default_value_t = 16)]
-        dim: usize,
-        /// Exponent of the ids' popularity
-        #[arg(long, default_value_t = 1.05)]
-        zipf: f64,
-        /// Rows of the cache; 0 = none
-        #[arg(long, default_value_t = 0)]
-        cache_rows: usize,
-        /// Batches whose rows are fetched ahead
-        #[arg(long, default_value_t = 2)]
-        prefetch: usize,
-        /// How long each form is measured, in each round where forms take turns
-        #[arg(long, default_value_t = 2.0)]
-        seconds: f64,
-        /// Rounds in which flat table and cache take turns, and the forms on a GPU; medians are shown
-        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-        rounds: u32,
-        /// Accesses for which cache hits are counted, after three times as many to warm it; 0 = none
-        #[arg(long, default_value_t = 0)]
-        accesses: usize,
-        /// Also measure network and rows on this device: cpu, cuda, cuda:INDEX. All rows lie there; with --cache-rows a cache of them is
-        /// measured beside, and both with nothing fetched ahead, too
-        #[arg(long, default_value = "cpu")]
-        device: String,
-        /// Arenas of the cache; on GPUs each on a device of its own, from --device on
-        #[arg(long, default_value_t = 1, value_parser = arenas)]
-        devices: usize,
-        /// With --losses: rows and parameters stay on the host, as with several ranks, and the device computes gradients alone
-        #[arg(long, requires = "losses", conflicts_with_all = ["cache_rows", "devices"])]
-        host_rows: bool,
-        /// Print the losses of so many updates on fixed data instead, to compare devices
-        #[arg(long, value_name = "UPDATES")]
-        losses: Option<usize>,
-        /// Also write the rows to this file, which a run can begin with (values.from): a table of any size
-        #[arg(long, value_name = "FILE")]
-        dump: Option<PathBuf>,
-    },
+    Table(TableArguments),
     /// Planning a generated day: graph, HWM, SHALE, unavoidable shortage, beside one pass over all pairs
     #[command(after_help = "Example: admix bench plan --contracts 1000")]
     Plan {
@@ -272,6 +181,70 @@ impl Day {
 }
 
 #[derive(Debug, Args)]
+struct ServeArguments {
+    #[command(flatten)]
+    day: Day,
+    /// Requests per second
+    #[arg(long, default_value_t = 5000.0, value_parser = rate)]
+    rate: f64,
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    connections: u16,
+    /// Policies swapped under the load; 0 skips this
+    #[arg(long, default_value_t = 100)]
+    swaps: usize,
+    /// Hostile requests; 0 skips this
+    #[arg(long, default_value_t = 1000)]
+    hostile: u64,
+    /// Kills after three seconds of the load; 0 skips this
+    #[arg(long, default_value_t = 3)]
+    kills: usize,
+}
+
+impl ServeArguments {
+    fn bench(&self) -> ServeBench {
+        ServeBench {
+            size: self.day.size(),
+            rate: self.rate,
+            connections: usize::from(self.connections),
+            seconds: self.day.seconds,
+            swaps: self.swaps,
+            hostile: self.hostile,
+            kills: self.kills,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+struct CollectivesArguments {
+    /// Number of processes; may be given several times
+    #[arg(long, default_values_t = [2, 4], value_parser = clap::value_parser!(u16).range(1..=64))]
+    ranks: Vec<u16>,
+    /// Bytes of the vector of floats
+    #[arg(long, default_value_t = 1 << 20)]
+    bytes: usize,
+    #[arg(long, default_value_t = 1000)]
+    rounds: usize,
+    /// Skip MPI
+    #[arg(long)]
+    no_mpi: bool,
+    /// Average by NCCL, with GPU K for rank K
+    #[arg(long)]
+    nccl: bool,
+}
+
+impl CollectivesArguments {
+    fn bench(&self) -> CollectivesBench {
+        CollectivesBench {
+            ranks: self.ranks.iter().map(|ranks| usize::from(*ranks)).collect(),
+            bytes: self.bytes,
+            rounds: self.rounds,
+            mpi: !self.no_mpi,
+            nccl: self.nccl,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
 struct LearnerArguments {
     /// Contracts of the day
     #[arg(long, default_value_t = 30)]
@@ -310,6 +283,138 @@ struct LearnerArguments {
     seconds: f64,
 }
 
+impl LearnerArguments {
+    fn size(&self) -> WorldSize {
+        WorldSize {
+            requests: 60_000,
+            queue: self.eligible + 8,
+            eligible: self.eligible,
+            masked: self.masked,
+            contracts: self.contracts,
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        let mut settings = Settings::default();
+        settings.learner.batch = self.batch;
+        settings.episodes.requests_per_step = self.requests_per_step;
+        settings.policy.ad_embedding = self.ad_embedding;
+        settings.learner.critic = self.critic;
+        settings.learner.critic_hidden = (self.hidden / 2).max(1);
+        settings.policy.hidden = self.hidden;
+        settings.run.device.clone_from(&self.device);
+        settings
+    }
+}
+
+#[derive(Debug, Args)]
+struct IngestArguments {
+    /// auto, cpu, cuda or cuda:INDEX
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Requests per step
+    #[arg(long, default_value_t = 30)]
+    requests_per_step: usize,
+    /// Contracts of the day
+    #[arg(long, default_value_t = 30)]
+    contracts: usize,
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+}
+
+impl IngestArguments {
+    fn size(&self) -> WorldSize {
+        WorldSize {
+            requests: 60_000,
+            queue: 16,
+            eligible: 6.min(self.contracts),
+            masked: 0.0,
+            contracts: self.contracts,
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        let mut settings = Settings::default();
+        settings.run.device.clone_from(&self.device);
+        settings.episodes.requests_per_step = self.requests_per_step;
+        settings
+    }
+}
+
+#[derive(Debug, Args)]
+struct TableArguments {
+    #[arg(long, default_value_t = 1_000_000)]
+    rows: usize,
+    #[arg(long, default_value_t = 4096)]
+    batch: usize,
+    /// Batches made beforehand, which come again in turn
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    batches: u32,
+    #[arg(long, default_value_t = 8)]
+    fields: usize,
+    /// Floats of a row that are used in products
+    #[arg(long, default_value_t = 16)]
+    dim: usize,
+    /// Exponent of the ids' popularity
+    #[arg(long, default_value_t = 1.05)]
+    zipf: f64,
+    /// Rows of the cache; 0 = none
+    #[arg(long, default_value_t = 0)]
+    cache_rows: usize,
+    /// Batches whose rows are fetched ahead
+    #[arg(long, default_value_t = 2)]
+    prefetch: usize,
+    /// How long each form is measured, in each round where forms take turns
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Rounds in which flat table and cache take turns, and the forms on a GPU; medians are shown
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Accesses for which cache hits are counted, after three times as many to warm it; 0 = none
+    #[arg(long, default_value_t = 0)]
+    accesses: usize,
+    /// Also measure network and rows on this device: cpu, cuda, cuda:INDEX. All rows lie there; with --cache-rows a cache of them is
+    /// measured beside, and both with nothing fetched ahead, too
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Arenas of the cache; on GPUs each on a device of its own, from --device on
+    #[arg(long, default_value_t = 1, value_parser = arenas)]
+    devices: usize,
+    /// With --losses: rows and parameters stay on the host, as with several ranks, and the device computes gradients alone
+    #[arg(long, requires = "losses", conflicts_with_all = ["cache_rows", "devices"])]
+    host_rows: bool,
+    /// Print the losses of so many updates on fixed data instead, to compare devices
+    #[arg(long, value_name = "UPDATES")]
+    losses: Option<usize>,
+    /// Also write the rows to this file, which a run can begin with (values.from): a table of any size
+    #[arg(long, value_name = "FILE")]
+    dump: Option<PathBuf>,
+}
+
+impl TableArguments {
+    fn bench(&self) -> anyhow::Result<TableBench> {
+        let device = Device::untried(&self.device, self.devices).map_err(|e| UsageError(e.to_string()))?;
+        Ok(TableBench {
+            rows: self.rows,
+            batch: self.batch,
+            batches: self.batches as usize,
+            fields: self.fields,
+            dim: self.dim,
+            zipf: self.zipf,
+            optimizer: RowOptimizer::RowwiseAdagrad,
+            cache_rows: self.cache_rows,
+            prefetch: self.prefetch,
+            device,
+            devices: self.devices,
+            host_rows: self.host_rows,
+            seconds: self.seconds,
+            rounds: self.rounds as usize,
+            accesses: self.accesses,
+            dump: self.dump.clone(),
+        })
+    }
+}
+
 fn rate(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| "is not a number")?;
     if rate > 0.0 && rate <= 1e6 { Ok(rate) } else { Err("use more than 0 and at most 1000000".into()) }
@@ -345,18 +450,7 @@ impl Bench {
             Stage::Score { day, values } => {
                 self.print(&score::run(day.size(), &Settings::default(), values.as_deref())?)
             }
-            Stage::Serve { day, rate, connections, swaps, hostile, kills } => {
-                let bench = ServeBench {
-                    size: day.size(),
-                    rate: *rate,
-                    connections: usize::from(*connections),
-                    seconds: day.seconds,
-                    swaps: *swaps,
-                    hostile: *hostile,
-                    kills: *kills,
-                };
-                self.print(&bench.run(&Settings::default())?)
-            }
+            Stage::Serve(a) => self.print(&a.bench().run(&Settings::default())?),
             Stage::Ring { records, regions } => self.print(&run_ring(&RingBench {
                 records: *records,
                 regions: *regions,
@@ -365,94 +459,21 @@ impl Bench {
             Stage::Params { publications, words, readers } => {
                 self.print(&run_params(&ParamsBench { publications: *publications, words: *words, readers: *readers })?)
             }
-            Stage::Collectives { ranks, bytes, rounds, no_mpi, nccl } => {
-                self.print(&collectives::run(&CollectivesBench {
-                    ranks: ranks.iter().map(|ranks| usize::from(*ranks)).collect(),
-                    bytes: *bytes,
-                    rounds: *rounds,
-                    mpi: !no_mpi,
-                    nccl: *nccl,
-                })?)
-            }
-            &Stage::Table {
-                rows,
-                batch,
-                batches,
-                fields,
-                dim,
-                zipf,
-                cache_rows,
-                prefetch,
-                seconds,
-                rounds,
-                accesses,
-                ref device,
-                devices,
-                host_rows,
-                losses,
-                ref dump,
-            } => {
-                let device = Device::untried(device, devices).map_err(|e| UsageError(e.to_string()))?;
-                let bench = TableBench {
-                    rows,
-                    batch,
-                    batches: batches as usize,
-                    fields,
-                    dim,
-                    zipf,
-                    optimizer: RowOptimizer::RowwiseAdagrad,
-                    cache_rows,
-                    prefetch,
-                    device,
-                    devices,
-                    host_rows,
-                    seconds,
-                    rounds: rounds as usize,
-                    accesses,
-                    dump: dump.clone(),
-                };
-                match losses {
-                    Some(updates) => self.print(&table::losses(&bench, updates)?),
-                    None => self.print(&run_table(&bench)?),
-                }
-            }
+            Stage::Collectives(a) => self.print(&collectives::run(&a.bench())?),
+            Stage::Table(a) => match a.losses {
+                Some(updates) => self.print(&table::losses(&a.bench()?, updates)?),
+                None => self.print(&run_table(&a.bench()?)?),
+            },
             Stage::Speedup { config, sets, seeds } => self.print(&speedup::run(config, sets, *seeds)?),
             Stage::Plan { contracts, nodes, seed, runs } => self.print(&plan::run(*contracts, *nodes, *seed, *runs)),
             Stage::Learner(a) => {
-                let mut settings = Settings::default();
-                settings.learner.batch = a.batch;
-                settings.episodes.requests_per_step = a.requests_per_step;
-                settings.policy.ad_embedding = a.ad_embedding;
-                settings.learner.critic = a.critic;
-                settings.learner.critic_hidden = (a.hidden / 2).max(1);
-                settings.policy.hidden = a.hidden;
-                settings.run.device.clone_from(&a.device);
                 device::set_threads(a.threads);
-                let size = WorldSize {
-                    requests: 60_000,
-                    queue: a.eligible + 8,
-                    eligible: a.eligible,
-                    masked: a.masked,
-                    contracts: a.contracts,
-                };
                 match a.losses {
-                    Some(updates) => self.print(&learner::losses(size, &settings, updates)?),
-                    None => self.print(&learner::run(size, &settings, a.seconds)?),
+                    Some(updates) => self.print(&learner::losses(a.size(), &a.settings(), updates)?),
+                    None => self.print(&learner::run(a.size(), &a.settings(), a.seconds)?),
                 }
             }
-            Stage::Ingest { device, requests_per_step, contracts, seconds } => {
-                let mut settings = Settings::default();
-                settings.run.device.clone_from(device);
-                settings.episodes.requests_per_step = *requests_per_step;
-                let size = WorldSize {
-                    requests: 60_000,
-                    queue: 16,
-                    eligible: 6.min(*contracts),
-                    masked: 0.0,
-                    contracts: *contracts,
-                };
-                self.print(&ingest::run(size, &settings, *seconds)?)
-            }
+            Stage::Ingest(a) => self.print(&ingest::run(a.size(), &a.settings(), a.seconds)?),
             Stage::Start { task, starts } => {
                 self.print(&start::run(task.config.as_deref(), &task.sets, task.requests, *starts)?)
             }

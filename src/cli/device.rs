@@ -12,7 +12,7 @@ use super::exit::UsageError;
 
 /// A device, and the reason why it is the CPU where a GPU might be expected.
 #[derive(Debug)]
-pub struct Choice {
+pub struct ChosenDevice {
     pub device: Device,
     pub why: Option<String>,
 }
@@ -23,7 +23,7 @@ pub struct Choice {
 /// # Errors
 /// [`UsageError`] for an unknown name, for `cuda` without its requirements, and for a GPU with settings that only the CPU supports;
 /// for `cuda` also if the GPU does not agree with the CPU.
-pub fn choose(settings: &Settings) -> anyhow::Result<Choice> {
+pub fn choose(settings: &Settings) -> anyhow::Result<ChosenDevice> {
     let choice = choose_for(Device::subject(settings), &settings.run.device, Device::cpu_only(settings))?;
     if settings.learner.collective == Collective::Nccl {
         let why = match choice.device {
@@ -41,7 +41,7 @@ pub fn choose(settings: &Settings) -> anyhow::Result<Choice> {
 ///
 /// # Errors
 /// As [`choose`].
-pub fn choose_for_values(settings: &ValueSettings) -> anyhow::Result<Choice> {
+pub fn choose_for_values(settings: &ValueSettings) -> anyhow::Result<ChosenDevice> {
     choose_for(values_subject(settings), &settings.run.device, None)
 }
 
@@ -52,7 +52,7 @@ pub fn names(first: Device, subject: Subject) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-fn choose_for(subject: Subject, name: &str, only: Option<&'static str>) -> anyhow::Result<Choice> {
+fn choose_for(subject: Subject, name: &str, only: Option<&'static str>) -> anyhow::Result<ChosenDevice> {
     let device = match only {
         Some(_) => Device::resolve_with(name, subject, only),
         None => Device::untried(name, subject.devices()),
@@ -64,7 +64,7 @@ fn choose_for(subject: Subject, name: &str, only: Option<&'static str>) -> anyho
             (None, Some(missing)) => format!("though there is a GPU: {missing}"),
             (None, None) => "no CUDA driver found".into(),
         });
-        return Ok(Choice { device: gpu, why });
+        return Ok(ChosenDevice { device: gpu, why });
     };
     let auto = name == "auto";
     for index in compared(subject, first) {
@@ -73,7 +73,7 @@ fn choose_for(subject: Subject, name: &str, only: Option<&'static str>) -> anyho
             return Ok(choice);
         }
     }
-    Ok(Choice { device: gpu, why: None })
+    Ok(ChosenDevice { device: gpu, why: None })
 }
 
 /// Returns the agreement of a GPU with the CPU, which is determined now if it is not known yet.
@@ -94,14 +94,14 @@ fn compare(subject: Subject, index: usize, auto: bool) -> anyhow::Result<Agreeme
     }
 }
 
-fn decide(auto: bool, gpu: Device, found: anyhow::Result<Agreement>) -> anyhow::Result<Choice> {
+fn decide(auto: bool, gpu: Device, found: anyhow::Result<Agreement>) -> anyhow::Result<ChosenDevice> {
     let why = match found {
-        Ok(found) if found.holds() => return Ok(Choice { device: gpu, why: None }),
+        Ok(found) if found.holds() => return Ok(ChosenDevice { device: gpu, why: None }),
         Ok(found) => found.to_string(),
         Err(e) => format!("{e:#}"),
     };
     if auto {
-        return Ok(Choice { device: Device::Cpu, why: Some(format!("{gpu} is not used: {why}")) });
+        return Ok(ChosenDevice { device: Device::Cpu, why: Some(format!("{gpu} is not used: {why}")) });
     }
     anyhow::bail!("{gpu} cannot be trusted: {why}; --device cpu works, scripts/gpu-check says more")
 }

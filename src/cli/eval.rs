@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::evaluate::compared::{self, ComparedPolicy};
 use crate::evaluate::decisions::DecisionWriter;
-use crate::evaluate::entry::{self, Entry};
 use crate::evaluate::stress::PARTS;
 use crate::evaluate::{self, DayReport, Judgement, Kind, Stress, TestDay, logged, table, verdict};
 use crate::plan::Plan;
@@ -102,10 +102,10 @@ impl Eval {
             names.push(informed::NAME.to_owned());
         }
         let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
-        let mut policies: Vec<Entry> = Vec::new();
-        let chosen = entry::names_of(&self.policies);
+        let mut policies: Vec<ComparedPolicy> = Vec::new();
+        let chosen = compared::names_of(&self.policies);
         for (name, path) in chosen.iter().zip(&self.policies) {
-            policies.extend(Entry::read(name, path).map_err(usage)?);
+            policies.extend(ComparedPolicy::read(name, path).map_err(usage)?);
         }
         let plan = match &self.plan {
             Some(path) => Some(Plan::read(path).map_err(|e| UsageError(format!("{e:#}")))?),
@@ -157,7 +157,7 @@ pub struct View {
 /// Replays policies and baselines on logs; see [`evaluate::compare`].
 pub fn compare(
     logs: &[PathBuf],
-    policies: &[Entry],
+    policies: &[ComparedPolicy],
     plan: Option<&Plan>,
     names: &[String],
     settings: &Settings,

@@ -83,6 +83,7 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<Occupied>()
             || cause.downcast_ref::<Unusable>().is_some_and(Unusable::is_permanent)
             || cause.is::<Leak>()
+            || cause.is::<crate::export::ExportError>()
             || cause
                 .downcast_ref::<JobError>()
                 .is_some_and(|e| matches!(e, JobError::NotBuilt { .. } | JobError::OtherSize { .. }))

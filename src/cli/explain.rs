@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::evaluate::entry::{self, Entry};
+use crate::evaluate::compared::{self, ComparedPolicy};
 use crate::evaluate::{Kind, TestDay};
 use crate::explain;
 use crate::plan::Plan;
@@ -49,8 +49,8 @@ pub struct Explain {
 impl Explain {
     pub fn run(self) -> anyhow::Result<Exit> {
         let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
-        let name = entry::names_of(std::slice::from_ref(&self.policy)).remove(0);
-        let mut entries = Entry::read(&name, &self.policy).map_err(usage)?;
+        let name = compared::names_of(std::slice::from_ref(&self.policy)).remove(0);
+        let mut entries = ComparedPolicy::read(&name, &self.policy).map_err(usage)?;
         entries.retain(|entry| matches!(entry.kind, Kind::Trained | Kind::Baseline | Kind::Untrained));
         let plan = match &self.plan {
             Some(path) => Plan::read(path).map_err(usage)?,

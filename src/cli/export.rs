@@ -1,26 +1,15 @@
 //! `admix export`: writes the dictionary of a feature server.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
 
-use crate::env::{DayModel, Delay};
-use crate::export::{self, Guard, Held, Key, Refusal};
-use crate::files::{self, replace};
-use crate::log::schema::DAY_MS;
-use crate::log::{self, CompileOptions, table};
-use crate::plan::{Forecast, Plan, Use};
-use crate::policy::ReplayOptions;
-use crate::run::leakage;
-use crate::score::{self, DayFiles, ScoreOptions, Scorer, ServedDay, ServedPolicy};
-use crate::values::Told;
+use crate::export::{Dictionary, ExportOptions, Guard, Refusal};
 
-use super::exit::{Exit, UsageError};
+use super::exit::Exit;
 use super::numbers::{seconds, some_seconds};
 use super::output::{print_json, print_text};
-use super::told::warn_of_logged;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Exit codes: 0 written, 12 refused (nothing is written).\n\n\
@@ -81,152 +70,49 @@ struct Written<'a> {
 
 impl Export {
     pub fn run(self) -> anyhow::Result<Exit> {
-        let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
-        let beside = state_path(&self.out);
-        for path in [&self.out, &beside] {
-            files::check_place(path)
-                .map_err(|e| UsageError(format!("cannot write {}: {e}; name another --out", path.display())))?;
+        match self.export() {
+            Ok(()) => Ok(Exit::Done),
+            Err(e) if e.is::<Refusal>() => {
+                say!("{e:#}");
+                Ok(Exit::VerdictNotReached)
+            }
+            Err(e) => Err(e),
         }
-        let policy = ServedPolicy::open(&self.policy, self.plan.as_deref()).map_err(usage)?;
-        warn_of_logged("the policy", policy.plan(), &Told::Logged);
-        let base = self.plan.as_deref().map(Plan::read).transpose().map_err(usage)?;
-        let base = base.as_ref().unwrap_or_else(|| policy.plan());
-        let compiled = log::open(&self.log, CompileOptions::default())?;
-        leakage::warn_of_seen(
-            "the policy",
-            &policy.plan().seen,
-            std::slice::from_ref(&compiled),
-            "--log",
-            Use::Validation,
-        );
-        let compiled = Arc::new(compiled);
-        let own = Forecast::of_directory(&self.log)?;
-        let model = |plan: &Plan, vocabulary| {
-            DayModel::with_forecast(compiled.clone(), own.as_ref().unwrap_or(&plan.forecast), plan, vocabulary)
-        };
-        let held_day = model(policy.plan(), policy.vocabulary()).seen_by(policy.predicts());
-        let baseline_day = model(base, Arc::default());
+    }
 
-        let files = self.files()?;
-        let served = ServedDay::read(&files, compiled.day().start_ms)?;
-        let at = self.time(&served)?;
-        if self.control.is_some() && self.day.is_none() {
-            tracing::warn!(
-                "the dictionary is dated {}, the day of --log, though --control may be of another; --day FILE names its day.toml",
-                served.day.date
-            );
-        }
-        let options = ScoreOptions {
-            rate_seed: self.rate_seed,
-            feedback_delay_s: self.feedback_delay,
-            stateless: true,
-            ..ScoreOptions::default()
+    fn export(self) -> anyhow::Result<()> {
+        let json = self.json;
+        let dictionary = Dictionary::make(&self.options())?;
+        let report = Written {
+            guard: &dictionary.guard,
+            entries: dictionary.rows.len(),
+            model_version: &dictionary.version,
+            written: dictionary.guard.check().is_ok(),
         };
-        let mut scorer = Scorer::new(&served, &policy, options)?;
-        if let Some(path) = &self.delivered_from {
-            let (delivered, other_day) = score::delivered_by(path, &served.day, at)?;
-            if other_day > 0 {
-                tracing::warn!(
-                    "{other_day} exposures of {} are not of {} and were not counted; is it another day's file?",
-                    path.display(),
-                    served.day.date
-                );
-            }
-            let unknown = scorer.begin_with(&delivered);
-            if !unknown.is_empty() {
-                tracing::info!("{} ads of {} have no control row and were not counted", unknown.len(), path.display());
-            }
-        } else if self.at.is_some() {
-            scorer.begin_with(&score::Delivered::new());
-        }
-        scorer.warm(at - served.day.start_ms);
-        let state = scorer.save();
-        let refused = |e: &anyhow::Error| e.downcast_ref::<Refusal>().is_some();
-        let rows = match export::entries(&mut scorer, &served, policy.plan(), at, self.ttl) {
-            Ok(rows) => rows,
-            Err(e) if refused(&e) => return refuse(&e),
-            Err(e) => return Err(e),
-        };
-        // Coverage refers to the held-out day's traffic, with the keys of its own contracts.
-        let mut held_scorer = {
-            let day = ServedDay::read(&self.log_files()?, compiled.day().start_ms)?;
-            (Scorer::new(&day, &policy, options)?, day)
-        };
-        let whole = DAY_MS as f64 / 1000.0;
-        let start = held_scorer.1.day.start_ms;
-        let held_rows = export::entries(&mut held_scorer.0, &held_scorer.1, policy.plan(), start, whole);
-        let keys: std::collections::HashSet<Key> = match held_rows {
-            Ok(rows) => rows.iter().map(|row| row.key).collect(),
-            Err(e) if refused(&e) => return refuse(&e),
-            Err(e) => return Err(e),
-        };
-        let held = Held { policy: &policy, day: &held_day, baseline_day: &baseline_day, baseline_plan: base };
-        let replay = ReplayOptions { rate_seed: self.rate_seed, delay: Delay::fixed(self.feedback_delay) };
-        let guard = Guard::measure(&held, self.ttl, replay, |ad_id, slot, bucket| {
-            keys.contains(&Key { ad_id, slot_id: Some(slot), pac_bucket: Some(bucket) })
-        })?;
-        let verdict = guard.check();
-        let report =
-            Written { guard: &guard, entries: rows.len(), model_version: &policy.version, written: verdict.is_ok() };
-        if self.json {
+        if json {
             print_json(&report)?;
         } else {
             print_text(&text(&report))?;
         }
-        if let Err(why) = verdict {
-            return refuse(&why.into());
-        }
-        replace(&beside, &state).map_err(|e| anyhow::anyhow!("cannot write {}: {e}", beside.display()))?;
-        export::write(&self.out, &rows, self.ttl, &policy.version)?;
-        Ok(Exit::Done)
+        dictionary.write()
     }
 
-    fn files(&self) -> anyhow::Result<DayFiles> {
-        let own = self.log_files()?;
-        Ok(match &self.control {
-            Some(control) => DayFiles {
-                control: control.clone(),
-                inventory: self.inventory.clone(),
-                day: self.day.clone().or(own.day),
-            },
-            None => DayFiles { day: self.day.clone().or(own.day), ..own },
-        })
-    }
-
-    /// Returns the files of the held-out day.
-    fn log_files(&self) -> anyhow::Result<DayFiles> {
-        let control = table::require(&self.log, "control", log::control::COLUMNS)?;
-        let day = Some(self.log.join("day.toml")).filter(|path| path.is_file());
-        Ok(DayFiles { control, inventory: table::find(&self.log, "inventory")?, day })
-    }
-
-    /// Returns `--at` as Unix milliseconds within the day.
-    fn time(&self, day: &ServedDay) -> anyhow::Result<u64> {
-        let Some(text) = &self.at else { return Ok(day.day.start_ms) };
-        let clock = text.split_once(':').and_then(|(hours, minutes)| {
-            let (hours, minutes): (u64, u64) = (hours.parse().ok()?, minutes.parse().ok()?);
-            (hours < 24 && minutes < 60).then(|| day.day.start_ms + (hours * 60 + minutes) * 60_000)
-        });
-        match clock.or_else(|| text.parse().ok()).filter(|&at| day.day.contains(at)) {
-            Some(at) => Ok(at),
-            None => {
-                let why = format!("--at {text} is not a time of {}: use HH:MM or Unix milliseconds", day.day.date);
-                Err(UsageError(why).into())
-            }
+    fn options(self) -> ExportOptions {
+        ExportOptions {
+            policy: self.policy,
+            plan: self.plan,
+            log: self.log,
+            out: self.out,
+            control: self.control,
+            inventory: self.inventory,
+            day: self.day,
+            at: self.at,
+            delivered_from: self.delivered_from,
+            ttl_s: self.ttl,
+            feedback_delay_s: self.feedback_delay,
+            rate_seed: self.rate_seed,
         }
     }
-}
-
-/// Returns the path of the recorded state.
-fn state_path(out: &Path) -> PathBuf {
-    let mut name = out.as_os_str().to_owned();
-    name.push(".state");
-    name.into()
-}
-
-fn refuse(why: &anyhow::Error) -> anyhow::Result<Exit> {
-    say!("{why:#}");
-    Ok(Exit::VerdictNotReached)
 }
 
 fn text(report: &Written) -> String {

@@ -46,8 +46,8 @@ use exit::exit_of;
     name = "admix",
     version,
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or input, 10 the served policy is kept (retrain),\n\
-                  11 data suspect (retrain, data check --strict), 12 verdict not reached (train --require)\n\
-                  or export refused (export), 130 interrupted (what was learned is saved);\n\
+                  11 data suspect (retrain, data check --strict), 12 verdict not reached (train --require),\n\
+                  dictionary refused (export), 130 interrupted (what was learned is saved);\n\
                   of a training run: 20 a process kept dying, 21 the learner got no samples, 22 the actors got no\n\
                   parameters, 23 no update although there were samples, 24 losses that are not finite,\n\
                   25 its policy or model cannot be written, 27 a node of a job of several is lost.\n\

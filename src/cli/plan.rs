@@ -9,7 +9,7 @@ use toml::Value;
 use crate::evaluate::table::DECLARED;
 use crate::files;
 use crate::log::{CompileOptions, CompiledLog};
-use crate::plan::{self, Allocation, ServedDay};
+use crate::plan::{self, Allocation, DayPlan};
 use crate::run::context::{compile_options, open_logs};
 use crate::run::leakage::Roles;
 use crate::settings::{self, Settings};
@@ -132,7 +132,7 @@ fn render(plan: &plan::Plan) -> String {
     text
 }
 
-fn contracts(text: &mut String, plan: &plan::Plan, day: &ServedDay) {
+fn contracts(text: &mut String, plan: &plan::Plan, day: &DayPlan) {
     let source = if day.own_inventory { "its own inventory" } else { "the training days' forecast" };
     let _ = writeln!(
         text,
@@ -178,7 +178,7 @@ fn hours(curve: &[f32]) -> String {
     hours.iter().map(bar).collect()
 }
 
-fn over_booked(text: &mut String, day: &ServedDay) {
+fn over_booked(text: &mut String, day: &DayPlan) {
     let short = day.over_booked();
     if short.is_empty() {
         text.push_str("\nNo contract is over-booked: under the forecast all demands can be met together. Whether that pays is another question: a contract\n\

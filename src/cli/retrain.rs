@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::retrain::{self, Entry, Job, Outcome, Window};
+use crate::retrain::{self, HistoryEntry, Job, Outcome, Window};
 use crate::supervisor::interrupt::Interrupt;
 
 use super::exit::{Exit, UsageError};
@@ -60,7 +60,7 @@ impl Retrain {
 }
 
 /// Describes an entry in words.
-pub fn describe(entry: &Entry) -> String {
+pub fn describe(entry: &HistoryEntry) -> String {
     let mut text = format!("{}\n", line(entry));
     for comparison in &entry.comparisons {
         text += &format!("    {}\n", comparison.sentence());
@@ -75,7 +75,7 @@ pub fn describe(entry: &Entry) -> String {
 }
 
 /// Formats an entry on one line.
-pub fn line(entry: &Entry) -> String {
+pub fn line(entry: &HistoryEntry) -> String {
     let word = match entry.outcome {
         Outcome::Promoted => "PROMOTED",
         Outcome::Kept => "kept",

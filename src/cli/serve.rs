@@ -91,7 +91,7 @@ impl Serve {
             self.served.begin(scorer)
         })?;
         if self.served.delivered.is_some() && !begun {
-            tracing::warn!("--delivered is not used: goes on from {}", state.display());
+            tracing::warn!("--delivered is not used: {} has counts of this day", state.display());
         }
         say!("listening on http://{}", server.address()?);
         server.run(stop, reload)?;

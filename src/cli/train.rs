@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cancel;
 use crate::env::Delay;
-use crate::evaluate::{DayReport, Decision, Entry, Judgement, familiar};
+use crate::evaluate::{ComparedPolicy, DayReport, Decision, Judgement, familiar};
 use crate::learner::Device;
 use crate::nodes::{self, Job, Node};
 use crate::plan::Plan;
@@ -21,13 +21,13 @@ use crate::settings::{self, Settings};
 use crate::supervisor::children::bind_to_parent;
 use crate::supervisor::interrupt::Interrupt;
 use crate::supervisor::job::{self, Common};
-use crate::supervisor::manifest::Manifest;
+use crate::supervisor::manifest::PolicyManifest;
 use crate::supervisor::prepare::{Origin, prepare};
 use crate::supervisor::resume::{self, Earlier};
 use crate::supervisor::{ExitReason, Outcome, RunFailure, parallel, serial, together};
 use crate::values::Told;
 
-use super::device::{self, Choice};
+use super::device::{self, ChosenDevice};
 use super::eval;
 use super::exit::{Exit, UsageError};
 use super::node;
@@ -226,7 +226,7 @@ impl Train {
     fn train_in(self, job: &Job, trained: &OnceCell<PathBuf>) -> anyhow::Result<Exit> {
         let node = job.node();
         let settings = self.settings(node)?;
-        let Choice { device, why } = device::choose(&settings)?;
+        let ChosenDevice { device, why } = device::choose(&settings)?;
         let given = self.given()?;
         let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
         let mode = match (self.serial, settings.run.deterministic) {
@@ -251,8 +251,8 @@ impl Train {
         let known = job::agree_on_run(job, &directory, &common)?;
         let earlier = match self.resume {
             Some(how) if node.is_first() => {
-                let earlier = Earlier::find(&directory, &settings, mode, node)?;
-                let how = earlier.as_ref().map(|earlier| earlier.settle(&directory, how.into())).transpose()?;
+                let mut earlier = Earlier::find(&directory, &settings, mode, node)?;
+                let how = earlier.as_mut().map(|earlier| earlier.settle(&directory, how.into())).transpose()?;
                 earlier.zip(how)
             }
             Some(Resume::Restart) => {
@@ -391,7 +391,7 @@ fn train(
     interrupt: &Interrupt,
     (job, known): (&Job, bool),
 ) -> anyhow::Result<(Context, Outcome)> {
-    let starts = earlier.as_ref().map(Earlier::starts).unwrap_or_default();
+    let (starts, before) = earlier.as_ref().map(|earlier| (earlier.starts(), earlier.seconds())).unwrap_or_default();
     let stored = match earlier {
         Some(earlier) => {
             if let Some(from) = &given.from {
@@ -412,7 +412,10 @@ fn train(
         }
     };
     let context = together::hand_over(job, directory, settings, stored)?;
-    let begin = || Manifest::begin(&context, mode, &device::names(device, Device::subject(settings)), starts);
+    let begin = || {
+        let names = device::names(device, Device::subject(settings));
+        PolicyManifest::begin(&context, mode, &names, (starts, before))
+    };
     let mut manifest = job.node().is_first().then(begin).transpose()?;
     if let Some(manifest) = &manifest {
         manifest.write(directory)?;
@@ -423,6 +426,7 @@ fn train(
     } else {
         parallel::train(&context, directory, interrupt, (job, known))
     };
+    let outcome = outcome.map(|last| Outcome { seconds: before + last.seconds, ..last });
     if let Some(manifest) = &mut manifest {
         manifest.end(&outcome);
         // A full disk must not turn a finished run into a failed one.
@@ -435,7 +439,7 @@ fn train(
 
 /// Judges the run's policies: on the validation days, which determine the best baseline, then on the test days.
 fn report(context: &Context, directory: &RunDirectory) -> anyhow::Result<(RunReport, Vec<DayReport>)> {
-    let policies = Entry::of_run(report::CHOSEN, directory.root()).context("training left no policy")?;
+    let policies = ComparedPolicy::of_run(report::CHOSEN, directory.root()).context("training left no policy")?;
     let (settings, plan) = (&context.settings, Some(&context.plan));
     let view = eval::View { told: context.told.clone(), ..eval::View::default() };
     let baselines = eval::all_baselines(Delay::from(&settings.env).most_s() > 0.0);

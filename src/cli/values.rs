@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand, ValueEnum};
-use serde::Serialize;
 use serde_json::Value;
 
 use crate::cancel;
@@ -22,15 +21,15 @@ use crate::sparse::file;
 use crate::supervisor::children::bind_to_parent;
 use crate::supervisor::failure::RunFailure;
 use crate::supervisor::interrupt::Interrupt;
-use crate::supervisor::manifest::{self, Facts};
-use crate::supervisor::values::{self, Spent, ValueOutcome};
+use crate::supervisor::manifest;
+use crate::supervisor::values::{self, Spent, ValueManifest, ValueOutcome};
 use crate::supervisor::{ExitReason, resume};
 use crate::values::join::{Share, join};
 use crate::values::prior::FieldSd;
 use crate::values::report::{self, LossDifference, Points, ValueReport};
 use crate::values::{Fields, ValueModel, model, ratios};
 
-use super::device::{self, Choice};
+use super::device::{self, ChosenDevice};
 use super::exit::{Exit, UsageError};
 use super::node;
 use super::numbers::share;
@@ -181,7 +180,7 @@ impl Train {
         if let Some(device) = &self.device {
             settings.run.device.clone_from(device);
         }
-        let Choice { device, why } = device::choose_for_values(&settings)?;
+        let ChosenDevice { device, why } = device::choose_for_values(&settings)?;
         let fields = Fields::parse(&settings.values.fields)?;
         let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
         values::check_job(&settings, &fields, job.node())?;
@@ -302,9 +301,13 @@ fn learn(
         if node.is_alone() {
             values::check_begun(directory, how, before.saved())?;
         }
-        say!("the run that was begun here goes on");
     } else if node.is_first() {
         directory.check_manifest()?;
+    }
+    // Whoever is refused finds the run as it was.
+    let snapshot = values::newest(directory, (job, known))?;
+    if directory.manifest().exists() {
+        say!("the run that was begun here goes on");
     }
     directory.replace(&directory.config(), settings.to_toml().as_bytes())?;
     prepared.write(directory)?;
@@ -321,7 +324,7 @@ fn learn(
         described(&settings.values.fields, &prepared.prior)
     );
     interrupt.supervise();
-    let result = values::train(settings, fields, directory, interrupt, (job, known)).map(|last| before.and(last));
+    let result = values::train(settings, fields, directory, interrupt, (job, snapshot)).map(|last| before.and(last));
     flight::end(&result);
     if interrupt.count() > 1 {
         if let Err(e) = &result {
@@ -339,7 +342,8 @@ fn learn(
     written?;
     tell!(job, "{}", summary(&outcome));
     if outcome.reason == ExitReason::Interrupted {
-        let how = if outcome.snapshots > 0 { "--resume to go on" } else { "--resume=auto to begin again" };
+        let saved = values::holds_snapshots(directory)?;
+        let how = if saved { "--resume to go on" } else { "--resume=auto to begin again" };
         tell!(job, "interrupted; repeat the command with --run-dir and {how}");
         return Ok(Some(Exit::Interrupted));
     }
@@ -357,44 +361,6 @@ fn earlier_manifest(directory: &RunDirectory) -> Value {
 fn described(fields: &[String], prior: &[FieldSd]) -> String {
     let one = |(name, [charge, click]): (&String, &FieldSd)| format!("{name} ({charge:.3}, {click:.3})");
     fields.iter().zip(prior).map(one).collect::<Vec<_>>().join(", ")
-}
-
-/// The manifest; written at the start and again at the end.
-#[derive(Serialize)]
-struct ValueManifest<'a> {
-    #[serde(flatten)]
-    facts: Facts,
-    exposures: &'a Prepared,
-    /// What earlier starts took; part of the outcome.
-    before: Spent,
-    outcome: Option<ValueOutcome>,
-    failure: Option<String>,
-}
-
-impl<'a> ValueManifest<'a> {
-    /// Describes a run that starts now, after its `earlier` starts, which took `before`.
-    fn begin(
-        settings: &ValueSettings,
-        exposures: &'a Prepared,
-        device: &str,
-        (earlier, before): (Vec<String>, Spent),
-    ) -> Self {
-        let facts = Facts::begin("values", settings.run.seed, &settings.to_toml(), device, earlier);
-        Self { facts, exposures, before, outcome: None, failure: None }
-    }
-
-    /// Records the end.
-    fn end(&mut self, result: &anyhow::Result<ValueOutcome>) {
-        self.facts.end();
-        match result {
-            Ok(outcome) => self.outcome = Some(outcome.clone()),
-            Err(e) => self.failure = Some(format!("{e:#}")),
-        }
-    }
-
-    fn write(&self, directory: &RunDirectory) -> anyhow::Result<()> {
-        directory.replace(&directory.manifest(), &serde_json::to_vec_pretty(self)?)
-    }
 }
 
 fn summary(o: &ValueOutcome) -> String {

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::log::{self, Auction, CompiledLog, Entries, Entry, Queue, Request};
+use crate::log::{self, Auction, CompiledLog, ContractEntry, Entries, Queue, Request};
 use crate::plan::{Forecast, Plan};
 
 use super::incoming::{Incoming, Visit};
@@ -77,7 +77,7 @@ impl DayModel {
         &self,
         row: usize,
         request: &Request,
-        entries: Entries<'a, Entry>,
+        entries: Entries<'a, ContractEntry>,
         auctions: Entries<'a, Auction>,
     ) -> Incoming<'a> {
         let &Request { request_id, slot_id, region, gender, age, best, .. } = request;

@@ -1,6 +1,6 @@
 //! A request as the engine receives it, from a compiled log or from a live stream.
 
-use crate::log::{Auction, Entries, Entry};
+use crate::log::{Auction, ContractEntry, Entries};
 
 /// A request without its queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -23,7 +23,7 @@ pub struct Visit {
 pub struct Incoming<'a> {
     pub visit: Visit,
     /// Contract entries, each of a contract of the day.
-    pub entries: Entries<'a, Entry>,
+    pub entries: Entries<'a, ContractEntry>,
     /// Auction entries, best score first.
     pub auctions: Entries<'a, Auction>,
 }

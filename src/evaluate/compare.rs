@@ -14,7 +14,7 @@ use crate::values::Told;
 
 use super::TestDay;
 use super::bootstrap::share_interval;
-use super::entry::{Entry, START};
+use super::compared::{ComparedPolicy, START};
 use super::familiar;
 use super::logged::{self, Logged};
 use super::measure::{DayMeasure, Meter};
@@ -156,7 +156,7 @@ fn entrants<'a>(contenders: &'a mut [Contender], day: &'a DayModel, options: Rep
 /// If two policies have one name, and any error of `watch`.
 pub fn compare(
     day: &TestDay,
-    policies: &[Entry],
+    policies: &[ComparedPolicy],
     plan: Option<&Plan>,
     names: &[String],
     settings: &Settings,
@@ -196,9 +196,9 @@ pub fn compare(
     let judged = (!Arc::ptr_eq(&base.log, day.judged())).then(|| day.judged_model(base_plan));
     let comparison = Comparison::new(&base, judged, options.rate_seed);
     let mut oracle = comparison.oracle(&base, options.rate_seed);
-    let mut own: Vec<(&Entry, Box<dyn Policy>, DayModel)> = Vec::new();
+    let mut own: Vec<(&ComparedPolicy, Box<dyn Policy>, DayModel)> = Vec::new();
     for entry in policies {
-        let Entry { name, policy, .. } = entry;
+        let ComparedPolicy { name, policy, .. } = entry;
         let taken = names.iter().map(String::as_str).chain([ORACLE]).any(|other| other == name);
         if taken || own.iter().any(|(other, ..)| other.name == *name) {
             bail!("two policies are called `{name}`; rename a run directory or file");
@@ -208,7 +208,7 @@ pub fn compare(
     }
     let baselines = contenders.len();
     let mut all = entrants(&mut contenders, &base, options);
-    for (Entry { name, kind, policy: stored, .. }, policy, day) in &mut own {
+    for (ComparedPolicy { name, kind, policy: stored, .. }, policy, day) in &mut own {
         let options = options.seen_by(stored.predicts());
         all.push(Entrant { name, kind: *kind, policy: &mut **policy, day, options });
     }
@@ -234,7 +234,7 @@ pub fn compare(
             ),
         }
     }
-    for Entry { name, kind, policy, .. } in policies {
+    for ComparedPolicy { name, kind, policy, .. } in policies {
         // The rows beside a chosen policy come from the same run.
         if matches!(kind, Kind::Trained | Kind::Baseline) {
             report.seen.extend(familiar::seen(name, policy.plan(), day.content()));

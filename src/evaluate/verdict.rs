@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::bootstrap::{Block, difference_interval};
-use super::entry::UNTRAINED;
+use super::compared::UNTRAINED;
 use super::logged;
 use super::report::{DayReport, Kind, PolicyReport};
 

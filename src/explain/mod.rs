@@ -11,7 +11,7 @@ use anyhow::bail;
 use serde::Serialize;
 
 use crate::env::{FEATURES, Replay};
-use crate::evaluate::{Entry, TestDay};
+use crate::evaluate::{ComparedPolicy, TestDay};
 use crate::log::schema::AdType;
 use crate::plan::Plan;
 use crate::policy::witness::{Scored, Watcher, Witness, named_features};
@@ -147,7 +147,7 @@ impl ContractState {
 pub fn explain(
     day: &TestDay,
     request_id: u64,
-    entries: &[Entry],
+    policies: &[ComparedPolicy],
     plan: &Plan,
     names: &[String],
     settings: &Settings,
@@ -163,7 +163,7 @@ pub fn explain(
         replay_day(&model, &mut Witness::new(policy, &mut ear), options.seen_by(predicts), &mut |_| {});
         views.extend(ear.heard.map(|view| View { policy: name.to_owned(), ..view }));
     };
-    for Entry { name, policy, .. } in entries {
+    for ComparedPolicy { name, policy, .. } in policies {
         ask(name, policy.predicts(), policy.plan(), policy.vocabulary(), &mut *policy.policy());
     }
     for name in names {

@@ -5,11 +5,20 @@
 //! itself is measured on a held-out day before anything is written. A dictionary is refused if it would earn less than serving
 //! the planned play probabilities, if a score is not finite, if it covers too little of the traffic, or if the policy draws on each
 //! request: the dictionary would repeat one draw.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `dictionary` | [`Dictionary`]: made from [`ExportOptions`], and written |
+//! | `table` | entries with their keys, and their file; the entry of one key at a server's state |
+//! | `guard` | [`Guard`], the results on the held-out day; [`Refusal`] |
+//! | `bucket` | buckets of predicted click probability |
 
 mod bucket;
+mod dictionary;
 mod guard;
 mod table;
 
 pub use bucket::{BUCKETS, bucket_of, pctr_of};
-pub use guard::{Guard, Held, Refusal};
-pub use table::{Key, LiveEntry, Row, entries, live, probe, write};
+pub use dictionary::{Dictionary, ExportError, ExportOptions};
+pub use guard::{Guard, Refusal};
+pub use table::{Key, LiveEntry, Row, live, probe};

@@ -17,7 +17,7 @@ use super::block::{Entries, FIELDS};
 use super::day::Day;
 use super::error::{LogError, Result};
 use super::queue_buffer::QueueBuffer;
-use super::records::{Auction, Entry, HEADER, Header, Request};
+use super::records::{Auction, ContractEntry, HEADER, Header, Request};
 use super::requests::{BlockMeta, Iter, Requests};
 use super::schema::{ControlRow, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY};
 use super::targeting::Targeting;
@@ -248,7 +248,7 @@ impl CompiledLog {
 
     /// Returns the contract entries of a request of this log.
     #[inline]
-    pub fn entries(&self, request: &Request) -> Entries<'_, Entry> {
+    pub fn entries(&self, request: &Request) -> Entries<'_, ContractEntry> {
         self.requests.entries(request)
     }
 

@@ -18,7 +18,7 @@ use super::inputs::hash_table;
 use super::keep;
 use super::options::MEMORY;
 use super::queue::{self, QueueRules, Showable};
-use super::records::{Auction, Entry, Request};
+use super::records::{Auction, ContractEntry, Request};
 use super::schema::{AdType, MAX_ECPM, TrackRow};
 use super::table::{self, Column, Row, Table, required};
 
@@ -43,7 +43,7 @@ pub fn asked<'a>(log: &'a CompiledLog, request: &'a Request) -> impl Iterator<It
 
 fn asked_of<'a>(
     auctions: Entries<'a, Auction>,
-    entries: Entries<'a, Entry>,
+    entries: Entries<'a, ContractEntry>,
     ad_of: impl Fn(u32) -> u64 + 'a,
 ) -> impl Iterator<Item = Asked> + 'a {
     let length = (auctions.len() + entries.len()) as u32;
@@ -57,7 +57,7 @@ fn asked_of<'a>(
         position: position(a.ecpm),
         length,
     };
-    let of_entry = move |e: Entry| Asked {
+    let of_entry = move |e: ContractEntry| Asked {
         ad_id: ad_of(e.contract),
         ad_type: AdType::Contract,
         ecpm: e.ecpm,
@@ -89,7 +89,7 @@ impl Correction {
         &mut self,
         request: &Request,
         auctions: &mut [Auction],
-        entries: &mut [Entry],
+        entries: &mut [ContractEntry],
         ad_of: impl Fn(u32) -> u64,
         correct: &mut Correct,
     ) -> std::result::Result<f64, CorrectionError> {

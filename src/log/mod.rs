@@ -60,5 +60,5 @@ pub use options::CompileOptions;
 pub use queue::{QueueRules, Showable};
 pub use queue_buffer::{Queue, QueueBuffer};
 pub use raw::RawDay;
-pub use records::{Auction, BLOCK, Entry, Request};
+pub use records::{Auction, BLOCK, ContractEntry, Request};
 pub use scan::Progress;

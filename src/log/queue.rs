@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use super::error::BadValue;
-use super::records::{Auction, Entry, Request};
+use super::records::{Auction, ContractEntry, Request};
 use super::schema::{AdType, ControlRow, TrackRow};
 use super::targeting::TargetingIndex;
 use foldhash::fast::RandomState;
@@ -22,7 +22,7 @@ pub struct QueueRules {
 /// The entries of one queue that may be shown.
 #[derive(Debug, Clone, Default)]
 pub struct Showable {
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ContractEntry>,
     /// Best score first: `ecpm * boost`, then `ecpm`, both descending, then `ad_id` ascending.
     pub auctions: Vec<Auction>,
     /// Highest worth among the auction entries, minor units per impression; 0 if there are none.
@@ -94,7 +94,13 @@ impl QueueRules {
                 }
                 AdType::Contract => {
                     if let Some(contract) = self.contract(e.ad_id).filter(|&c| self.may_show(c, row)) {
-                        entries.push(Entry { pctr: e.pctr, ecpm: e.ecpm, boost: e.boost, contract, padding: 0 });
+                        entries.push(ContractEntry {
+                            pctr: e.pctr,
+                            ecpm: e.ecpm,
+                            boost: e.boost,
+                            contract,
+                            padding: 0,
+                        });
                     }
                 }
             }
@@ -106,7 +112,7 @@ impl QueueRules {
                     *completed += 1;
                     let pctr = c.pctr.unwrap_or(0.0);
                     let ecpm = c.click_value * pctr * 1000.0;
-                    entries.push(Entry { pctr, ecpm, boost: 1.0, contract: i as u32, padding: 0 });
+                    entries.push(ContractEntry { pctr, ecpm, boost: 1.0, contract: i as u32, padding: 0 });
                 }
             }
         }

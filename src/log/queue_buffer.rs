@@ -1,17 +1,17 @@
 //! Requests with their queues in memory: the sorter's buffer, the block that the writer fills, a block that several policies replay.
 
-use super::records::{Auction, Entry, Request};
+use super::records::{Auction, ContractEntry, Request};
 
 /// Requests with their entries; offsets count from the first entry of the buffer.
 #[derive(Debug, Default)]
 pub struct QueueBuffer {
     pub requests: Vec<Request>,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ContractEntry>,
     pub auctions: Vec<Auction>,
 }
 
 /// A request with its entries.
-pub type Queue<'a> = (&'a Request, &'a [Entry], &'a [Auction]);
+pub type Queue<'a> = (&'a Request, &'a [ContractEntry], &'a [Auction]);
 
 impl QueueBuffer {
     pub fn push(&mut self, (request, entries, auctions): Queue) {

@@ -57,7 +57,7 @@ impl Request {
 /// A contract entry that may be shown by the static rules: filter 0, row in control, in flight, targeting matches.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C)]
-pub struct Entry {
+pub struct ContractEntry {
     pub pctr: f64,
     pub ecpm: f64,
     pub boost: f64,

@@ -10,7 +10,7 @@ use twox_hash::XxHash3_64;
 
 use super::block::{Block, Entries, Limits, Sizes, Stored};
 use super::day::Day;
-use super::records::{Auction, BLOCK, Entry, HEADER, Request};
+use super::records::{Auction, BLOCK, ContractEntry, HEADER, Request};
 
 /// Location and contents of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
@@ -162,7 +162,7 @@ impl Requests {
     }
 
     #[inline]
-    pub(super) fn entries(&self, request: &Request) -> Entries<'_, Entry> {
+    pub(super) fn entries(&self, request: &Request) -> Entries<'_, ContractEntry> {
         let of = Stored { block: self.block(request.block as usize), file: &self.map };
         Entries::Stored { of, from: request.entries_at, end: request.entries_at + u32::from(request.entries) }
     }

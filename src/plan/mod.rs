@@ -8,7 +8,7 @@
 //! - [`transport`]: the dual of the transport problem that the bound and the receding horizon share. [`sample`]: requests of the
 //!   training days. [`tuned`]: results of tuning.
 //! - [`graph`]: supply and contracts joined; on it [`hwm`] and [`shale`] choose play probabilities, and [`shortage`] finds the
-//!   over-booked contracts. [`served`]: all of that for the day to be served.
+//!   over-booked contracts. [`day_plan`]: all of that for the day to be served.
 //! - [`volume`]: the learned deviation of traffic from its forecast.
 //! - [`cache`]: finished plans, kept for the next start. [`seen`]: the days used for a plan, by their content.
 //! - [`Plan`]: all knowledge from the training days, and the results of tuning.
@@ -16,13 +16,13 @@
 mod amount;
 pub mod bound;
 pub mod cache;
+pub mod day_plan;
 mod experience;
 pub mod forecast;
 pub mod graph;
 pub mod hwm;
 pub mod sample;
 pub mod seen;
-pub mod served;
 pub mod shale;
 pub mod shortage;
 pub mod transport;
@@ -40,13 +40,13 @@ use crate::log::CompiledLog;
 use crate::log::compiled::Contract;
 use amount::is_amount;
 pub use bound::{Bound, hindsight_bound, weighted_bound};
+pub use day_plan::{Allocation, DayAhead, DayPlan};
 pub use experience::KnownContract;
 pub use forecast::{Forecast, GRID, Supply, Time};
 pub use graph::Graph;
 pub use hwm::Hwm;
 pub use sample::Sample;
 pub use seen::{Seen, SeenDay, Use};
-pub use served::{Allocation, DayAhead, ServedDay};
 pub use shale::Shale;
 pub use transport::Transport;
 pub use tuned::{Horizon, PacingGains, PidGains, Tuned};
@@ -97,7 +97,7 @@ pub struct Plan {
     pub seen: Seen,
     /// Day to be served; `None` until [`Plan::serve`].
     #[serde(default)]
-    pub served: Option<ServedDay>,
+    pub served: Option<DayPlan>,
 }
 
 /// Values of the log.
@@ -210,7 +210,7 @@ impl Plan {
     pub fn serve(&mut self, ahead: &DayAhead) {
         let forecast = ahead.forecast.as_ref().unwrap_or(&self.forecast);
         let graph = self.graph(forecast, &ahead.contracts, ahead.day.start_ms);
-        self.served = Some(ServedDay::of(ahead, forecast, &graph));
+        self.served = Some(DayPlan::of(ahead, forecast, &graph));
     }
 
     /// Returns the supply-demand graph of a day's contracts, with the training days' presence.

@@ -101,7 +101,8 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     if let Some(undo) = undo {
         table.track(undo);
     }
-    let judge = Judge::open(&settings, &fields, || slot.beat())?;
+    let pulse = Pulse::new(&segments.control, slot);
+    let judge = Judge::open(&settings, &fields, || pulse.beat())?;
     let prior = RowPrior::new(&settings, &prepared);
     let (mut store, device) = match Device::resolve(&settings.run.device, device::subject(&settings))? {
         Device::Cpu => (Store::new(table, &settings), None),
@@ -115,7 +116,6 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         }
     };
     store.begin(&settings, &prepared.days, &sightings)?;
-    let pulse = Pulse::new(&segments.control, slot);
     let rows = Rows::start(store, Some(prior), halves.clone(), settings.ahead())?;
     let mut trainer = Trainer {
         blocks: Blocks::open(&segments, slot, fields.len())?,

@@ -102,8 +102,8 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     if rank == 0 {
         let passes = || -> anyhow::Result<_> {
             failpoint::reached("rank.judge");
-            let judge = Judge::open(settings, &fields, || slot.beat())?;
             let pulse = Pulse::new(&segments.control, slot);
+            let judge = Judge::open(settings, &fields, || pulse.beat())?;
             Ok(Passes { settings, prepared: &prepared, directory, judge, pulse })
         };
         let rings = ValueSegments::observe_rings(prefix, settings.values.readers, world.local)?;

@@ -38,7 +38,7 @@ pub enum Outcome {
 
 /// One line of the history.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct HistoryEntry {
     pub n: u64,
     /// Time of the entry, UTC.
     pub time: String,
@@ -69,7 +69,7 @@ pub struct Entry {
     pub notes: Vec<String>,
 }
 
-impl Entry {
+impl HistoryEntry {
     /// Creates an entry without changes; the history numbers it.
     pub fn new(outcome: Outcome, reason: impl Into<String>) -> Self {
         Self {
@@ -98,7 +98,7 @@ const REMEDY: &str = "serve another one with `admix promote --to N` or --rollbac
 #[derive(Debug)]
 pub struct History {
     root: PathBuf,
-    entries: Vec<Entry>,
+    entries: Vec<HistoryEntry>,
     /// Why the served file is not what the last entry says.
     behind: Option<anyhow::Error>,
     _lock: Flock<File>,
@@ -138,7 +138,7 @@ impl History {
     }
 
     /// Returns all entries, oldest first.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[HistoryEntry] {
         &self.entries
     }
 
@@ -198,7 +198,7 @@ impl History {
     ///
     /// # Errors
     /// An archive or an entry that cannot be written; the served policy stays.
-    pub fn promote(&mut self, mut entry: Entry, bytes: &[u8]) -> anyhow::Result<Entry> {
+    pub fn promote(&mut self, mut entry: HistoryEntry, bytes: &[u8]) -> anyhow::Result<HistoryEntry> {
         let n = self.next();
         let path = self.archived(n);
         files::replace_synced(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
@@ -210,7 +210,7 @@ impl History {
     ///
     /// # Errors
     /// A policy that is not in the archive or that this program cannot serve.
-    pub fn promote_again(&mut self, n: u64, outcome: Outcome) -> anyhow::Result<Entry> {
+    pub fn promote_again(&mut self, n: u64, outcome: Outcome) -> anyhow::Result<HistoryEntry> {
         let path = self.archived(n);
         if !path.is_file() {
             let there: Vec<String> = self.archive()?.iter().map(u64::to_string).collect();
@@ -221,7 +221,7 @@ impl History {
             bail!("no promoted policy {n} in {}; {there}", self.root.display());
         }
         let stored = Stored::read(&path)?;
-        let mut entry = Entry::new(outcome, format!("policy {n}, by hand"));
+        let mut entry = HistoryEntry::new(outcome, format!("policy {n}, by hand"));
         entry.policy = Some(stored.title().to_owned());
         entry.serves = Some(n);
         self.note(entry)
@@ -232,7 +232,7 @@ impl History {
     ///
     /// # Errors
     /// An entry that cannot be written; nothing has changed then.
-    pub fn note(&mut self, mut entry: Entry) -> anyhow::Result<Entry> {
+    pub fn note(&mut self, mut entry: HistoryEntry) -> anyhow::Result<HistoryEntry> {
         entry.n = self.next();
         entry.serves = entry.serves.or(self.serves());
         let path = self.root.join("history.jsonl");
@@ -313,7 +313,7 @@ impl History {
 }
 
 /// Reads the history; an incomplete last line, left by a crash, is removed.
-fn read(root: &Path) -> anyhow::Result<Vec<Entry>> {
+fn read(root: &Path) -> anyhow::Result<Vec<HistoryEntry>> {
     let (text, whole) = text_of(root)?;
     if whole < text.len() {
         let path = root.join("history.jsonl");
@@ -326,7 +326,7 @@ fn read(root: &Path) -> anyhow::Result<Vec<Entry>> {
 ///
 /// # Errors
 /// A history that cannot be read.
-pub fn entries(root: &Path) -> anyhow::Result<Vec<Entry>> {
+pub fn entries(root: &Path) -> anyhow::Result<Vec<HistoryEntry>> {
     let (text, whole) = text_of(root)?;
     parse(root, &text[..whole])
 }
@@ -342,7 +342,7 @@ fn text_of(root: &Path) -> anyhow::Result<(Vec<u8>, usize)> {
     Ok((text, whole))
 }
 
-fn parse(root: &Path, text: &[u8]) -> anyhow::Result<Vec<Entry>> {
+fn parse(root: &Path, text: &[u8]) -> anyhow::Result<Vec<HistoryEntry>> {
     let malformed = |i: usize| {
         format!("{}: line {} is malformed; mend it, or remove it", root.join("history.jsonl").display(), i + 1)
     };
@@ -356,8 +356,8 @@ mod tests {
     use crate::plan::Plan;
     use crate::policy::stored::BaselineFile;
 
-    fn note(history: &mut History, outcome: Outcome) -> Entry {
-        history.note(Entry::new(outcome, "a test")).unwrap()
+    fn note(history: &mut History, outcome: Outcome) -> HistoryEntry {
+        history.note(HistoryEntry::new(outcome, "a test")).unwrap()
     }
 
     #[test]
@@ -366,8 +366,8 @@ mod tests {
         let mut history = History::open(folder.path()).unwrap();
         assert_eq!((history.serves(), history.current().exists()), (None, false));
         assert_eq!(note(&mut history, Outcome::DataSuspect).serves, None);
-        history.promote(Entry::new(Outcome::Promoted, "first"), b"one").unwrap();
-        history.promote(Entry::new(Outcome::Promoted, "second"), b"two").unwrap();
+        history.promote(HistoryEntry::new(Outcome::Promoted, "first"), b"one").unwrap();
+        history.promote(HistoryEntry::new(Outcome::Promoted, "second"), b"two").unwrap();
         note(&mut history, Outcome::Kept);
         assert_eq!((history.serves(), history.previous()), (Some(3), Some(2)));
         let current = history.current();
@@ -392,7 +392,7 @@ mod tests {
         let plan = Plan::empty();
         let policy = BaselineFile::new("contract-first", plan).unwrap().encode().unwrap();
         let mut history = History::open(folder.path()).unwrap();
-        history.promote(Entry::new(Outcome::Promoted, "first"), &policy).unwrap();
+        history.promote(HistoryEntry::new(Outcome::Promoted, "first"), &policy).unwrap();
         let (current, archived) = (history.current(), history.archived(1));
         drop(history);
         std::fs::write(&archived, &policy[..policy.len() / 2]).unwrap();
@@ -404,7 +404,7 @@ mod tests {
         assert!(std::fs::read(&current).unwrap() == policy);
         // It can be shown while a night is under way, and another policy can be promoted.
         assert_eq!(entries(folder.path()).unwrap().len(), 1);
-        history.promote(Entry::new(Outcome::Promoted, "second"), &policy).unwrap();
+        history.promote(HistoryEntry::new(Outcome::Promoted, "second"), &policy).unwrap();
         assert_eq!((history.serves(), entries(folder.path()).unwrap().len()), (Some(2), 2));
     }
 
@@ -413,10 +413,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut history = History::open(folder.path()).unwrap();
         for bytes in [b"one", b"two", b"six"] {
-            history.promote(Entry::new(Outcome::Promoted, "p"), bytes).unwrap();
+            history.promote(HistoryEntry::new(Outcome::Promoted, "p"), bytes).unwrap();
         }
         let serve = |history: &mut History, n: u64, outcome: Outcome| {
-            let mut entry = Entry::new(outcome, "by hand");
+            let mut entry = HistoryEntry::new(outcome, "by hand");
             entry.serves = Some(n);
             history.note(entry).unwrap();
         };
@@ -443,7 +443,7 @@ mod tests {
         note(&mut history, Outcome::Failed);
         let why = history.promote_again(5, Outcome::PromotedByHand).unwrap_err().to_string();
         assert!(why.ends_with("none was promoted yet"), "{why}");
-        history.promote(Entry::new(Outcome::Promoted, "p"), b"one").unwrap();
+        history.promote(HistoryEntry::new(Outcome::Promoted, "p"), b"one").unwrap();
         let why = history.promote_again(5, Outcome::PromotedByHand).unwrap_err().to_string();
         assert!(why.ends_with("there are 2"), "{why}");
     }
@@ -453,7 +453,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut history = History::open(folder.path()).unwrap();
         for i in 0..6u8 {
-            history.promote(Entry::new(Outcome::Promoted, "p"), &[i]).unwrap();
+            history.promote(HistoryEntry::new(Outcome::Promoted, "p"), &[i]).unwrap();
         }
         history.prune(3).unwrap();
         assert_eq!(history.archive().unwrap(), [4, 5, 6]);

@@ -87,7 +87,7 @@ impl ValueComparison {
 
 /// Policy to be served from the next day on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
+pub enum NextPolicy {
     Candidate,
     Baseline,
     Keep,
@@ -96,7 +96,7 @@ pub enum Choice {
 /// A decision with its reason.
 #[derive(Debug)]
 pub struct Ruling {
-    pub choice: Choice,
+    pub next: NextPolicy,
     pub reason: String,
     pub comparisons: Vec<Comparison>,
 }
@@ -111,16 +111,16 @@ pub fn rule(days: &[DayReport], baseline: &str, promote: &Promote, unit: &str) -
     let comparisons: Vec<Comparison> = against_incumbent.iter().flatten().chain(&over_baseline).cloned().collect();
     let [Some(candidate), Some(best)] = against_incumbent else {
         let reason = "nothing is at stake on what is held out; nothing can be compared".into();
-        return Ruling { choice: Choice::Keep, reason, comparisons };
+        return Ruling { next: NextPolicy::Keep, reason, comparisons };
     };
     let shortage = |name: &str| {
         let of_day = |day: &DayReport| day.policies.iter().find(|p| p.name == name).map(|p| p.shortage_rate);
         days.iter().filter_map(of_day).sum::<f64>() / days.len() as f64
     };
-    let (candidate, best) = ((Choice::Candidate, candidate), (Choice::Baseline, best));
+    let (candidate, best) = ((NextPolicy::Candidate, candidate), (NextPolicy::Baseline, best));
     let first = if candidate.1.difference > best.1.difference { [candidate, best] } else { [best, candidate] };
     let mut refused = Vec::new();
-    for (choice, over) in first {
+    for (next, over) in first {
         let more = shortage(&over.policy) - shortage(INCUMBENT);
         if over.too_few {
             refused.push(format!(
@@ -133,10 +133,10 @@ pub fn rule(days: &[DayReport], baseline: &str, promote: &Promote, unit: &str) -
         } else if more > promote.max_shortage_increase {
             refused.push(format!("{} has {:.2} points more shortage", over.policy, 100.0 * more));
         } else {
-            return Ruling { choice, reason: over.sentence(), comparisons };
+            return Ruling { next, reason: over.sentence(), comparisons };
         }
     }
-    Ruling { choice: Choice::Keep, reason: refused.join("; "), comparisons }
+    Ruling { next: NextPolicy::Keep, reason: refused.join("; "), comparisons }
 }
 
 #[cfg(test)]
@@ -149,12 +149,15 @@ mod tests {
     fn hours_too_few_to_tell_anything_promote_nothing() {
         let promote = Promote::default();
         let shares = [(CANDIDATE, Kind::Trained, 0.9), (INCUMBENT, Kind::Trained, 0.8), ("pid", Kind::Baseline, 0.7)];
-        for (days, hours, choice) in
-            [(1, 1, Choice::Keep), (4, 1, Choice::Keep), (2, 3, Choice::Candidate), (ENOUGH_DAYS, 1, Choice::Candidate)]
-        {
+        for (days, hours, next) in [
+            (1, 1, NextPolicy::Keep),
+            (4, 1, NextPolicy::Keep),
+            (2, 3, NextPolicy::Candidate),
+            (ENOUGH_DAYS, 1, NextPolicy::Candidate),
+        ] {
             let ruling = rule(&vec![DayReport::sample(hours, &shares); days], "pid", &promote, "window");
-            assert_eq!(ruling.choice, choice, "{days} windows of {hours} hours: {}", ruling.reason);
-            assert_eq!(ruling.reason.contains("6 hours are the least"), choice == Choice::Keep, "{}", ruling.reason);
+            assert_eq!(ruling.next, next, "{days} windows of {hours} hours: {}", ruling.reason);
+            assert_eq!(ruling.reason.contains("6 hours are the least"), next == NextPolicy::Keep, "{}", ruling.reason);
         }
     }
 }

@@ -31,6 +31,6 @@ pub mod values;
 pub mod window;
 
 pub use config::Job;
-pub use history::{Entry, History, Outcome};
+pub use history::{History, HistoryEntry, Outcome};
 pub use night::{ready, run};
 pub use window::Window;

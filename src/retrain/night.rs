@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 
 use crate::cancel;
 use crate::env::Delay;
-use crate::evaluate::entry::Entry as Entrant;
+use crate::evaluate::ComparedPolicy;
 use crate::evaluate::{self, DayReport, Kind, TestDay, verdict};
 use crate::log::{CompileOptions, LogError};
 use crate::plan::{Plan, Use};
@@ -23,8 +23,8 @@ use crate::values::{Told, store};
 use super::check::{self, Checked};
 use super::config::{Job, Keep, NO_VALUES};
 use super::days::{self, DayDir};
-use super::history::{Entry, History, Outcome};
-use super::judge::{self, CANDIDATE, Choice, INCUMBENT};
+use super::history::{History, HistoryEntry, Outcome};
+use super::judge::{self, CANDIDATE, INCUMBENT, NextPolicy};
 use super::roles::Roles;
 use super::training;
 use super::values::{self, NightValues};
@@ -54,7 +54,7 @@ pub fn ready(job: &Job) -> anyhow::Result<()> {
 /// # Errors
 /// A failure that keeps the night from being recorded at all: the jobs' folder is in use or cannot be written. Later failures
 /// become an entry with [`Outcome::Failed`].
-pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::Result<Entry> {
+pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::Result<HistoryEntry> {
     let mut history = History::open(&job.jobs)?;
     note_killed(&mut history)?;
     let night = match uncancelled(|| Night::open(job, window, &history)) {
@@ -67,7 +67,7 @@ pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::
                 true => Outcome::DataSuspect,
                 false => Outcome::Failed,
             };
-            let mut entry = Entry::new(outcome, format!("{e:#}"));
+            let mut entry = HistoryEntry::new(outcome, format!("{e:#}"));
             entry.window = window.map(|window| window.to_string());
             return history.note(entry);
         }
@@ -105,7 +105,7 @@ fn note_killed(history: &mut History) -> anyhow::Result<()> {
     for folder in nights(history)? {
         let marker = folder.join("running");
         if marker.exists() {
-            let mut entry = Entry::new(Outcome::Killed, "it was killed before it had come to an end");
+            let mut entry = HistoryEntry::new(Outcome::Killed, "it was killed before it had come to an end");
             entry.night = folder.file_name().map(|name| name.to_string_lossy().into_owned());
             let window = std::fs::read_to_string(&marker).unwrap_or_default();
             entry.window = (!window.is_empty()).then_some(window);
@@ -222,7 +222,7 @@ impl<'a> Night<'a> {
     /// Returns the entry of the last night that came to an end with the same newest day.
     fn find_earlier(&self, history: &History) -> Option<u64> {
         let (label, window) = (self.newest().label(), self.window.map(|window| window.to_string()));
-        let same = |e: &&Entry| {
+        let same = |e: &&HistoryEntry| {
             matches!(e.outcome, Outcome::Promoted | Outcome::Kept)
                 && e.night.as_ref() == Some(&label)
                 && e.window == window
@@ -255,8 +255,8 @@ impl<'a> Night<'a> {
     }
 
     /// Builds an entry with the findings about the days.
-    fn entry(&self, outcome: Outcome, reason: String) -> Entry {
-        let mut entry = Entry::new(outcome, reason);
+    fn entry(&self, outcome: Outcome, reason: String) -> HistoryEntry {
+        let mut entry = HistoryEntry::new(outcome, reason);
         entry.night = Some(self.newest().label());
         entry.window = self.window.map(|window| window.to_string());
         entry.notes.extend(self.repetition());
@@ -269,7 +269,7 @@ impl<'a> Night<'a> {
         entry
     }
 
-    fn carry_out(&self, history: &mut History, folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Entry> {
+    fn carry_out(&self, history: &mut History, folder: &Path, interrupt: &Interrupt) -> anyhow::Result<HistoryEntry> {
         let newest = self.found_newest();
         let today = jiff::Timestamp::now().to_zoned(TimeZone::UTC).date();
         if let Some(why) = days::stale(newest.day.date, today, self.job.days.max_age_days) {
@@ -292,7 +292,12 @@ impl<'a> Night<'a> {
     }
 
     /// Promotes the best baseline where there is no policy to compare with: a learned policy must later exceed it.
-    fn promote_best_baseline(&self, history: &mut History, valid: &[DayDir], enough: bool) -> anyhow::Result<Entry> {
+    fn promote_best_baseline(
+        &self,
+        history: &mut History,
+        valid: &[DayDir],
+        enough: bool,
+    ) -> anyhow::Result<HistoryEntry> {
         let most = self.job.days.train + self.job.days.validation;
         let recent = &valid[valid.len().saturating_sub(most)..];
         let settings = training::load(self.job, recent, recent, None)?;
@@ -353,12 +358,12 @@ impl<'a> Night<'a> {
     fn replay(
         &self,
         day: &DayDir,
-        entrants: &[Entrant],
+        entrants: &[ComparedPolicy],
         (plan, baselines): (&Plan, &[String]),
         values: &NightValues,
         settings: &Settings,
     ) -> anyhow::Result<DayReport> {
-        let compare = |told: &Told, entrants: &[Entrant], baselines: &[String]| {
+        let compare = |told: &Told, entrants: &[ComparedPolicy], baselines: &[String]| {
             let test_day = TestDay::open(&day.dir, self.options, (told, &values.told), None)?;
             evaluate::compare(&test_day, entrants, Some(plan), baselines, settings, &mut |_, _| Ok(()))
         };
@@ -400,7 +405,7 @@ impl<'a> Night<'a> {
         roles: &Roles,
         incumbent: &Stored,
         interrupt: &Interrupt,
-    ) -> anyhow::Result<Entry> {
+    ) -> anyhow::Result<HistoryEntry> {
         let values = self.values(history, folder, roles, incumbent, interrupt)?;
         let model = match &values.told {
             Told::Model(model) => Some(model.folder.as_path()),
@@ -428,8 +433,8 @@ impl<'a> Night<'a> {
             report.validation.policies.into_iter().find(|p| p.kind == Kind::Baseline && allowed.contains(&p.name));
         let baseline = named.map_or_else(|| self.default_baseline(), |p| p.name);
         let entrants = [
-            Entrant::stored(CANDIDATE, Kind::Trained, Stored::Learned(candidate.clone())),
-            Entrant::stored(INCUMBENT, Kind::Trained, incumbent.clone()),
+            ComparedPolicy::stored(CANDIDATE, Kind::Trained, Stored::Learned(candidate.clone())),
+            ComparedPolicy::stored(INCUMBENT, Kind::Trained, incumbent.clone()),
         ];
         let mut reports = Vec::new();
         for day in &roles.heldout {
@@ -454,10 +459,10 @@ impl<'a> Night<'a> {
                 format!("held-out {}: {} {what}, which favours it", day.log, seen.policy)
             }));
         }
-        let (policy, bytes) = match ruling.choice {
-            Choice::Keep => return Ok(entry),
-            Choice::Candidate => ("learned".to_owned(), candidate.encode()?),
-            Choice::Baseline => {
+        let (policy, bytes) = match ruling.next {
+            NextPolicy::Keep => return Ok(entry),
+            NextPolicy::Candidate => ("learned".to_owned(), candidate.encode()?),
+            NextPolicy::Baseline => {
                 let file = BaselineFile::new(&baseline, candidate.plan)?;
                 entry.reason =
                     format!("the baseline {baseline} is better than incumbent and candidate: {}", entry.reason);
@@ -521,7 +526,7 @@ mod tests {
         let mut history = History::open(folder.path()).unwrap();
         let policy = BaselineFile::new("contract-first", Plan::empty()).unwrap().encode().unwrap();
         for bytes in [&policy[..policy.len() / 2], &policy] {
-            history.promote(Entry::new(Outcome::Promoted, "a test"), bytes).unwrap();
+            history.promote(HistoryEntry::new(Outcome::Promoted, "a test"), bytes).unwrap();
         }
         for name in ["nights/2026-01-05", "nights/2026-01-06", "nights/2026-01-07", "values/model"] {
             std::fs::create_dir_all(folder.path().join(name)).unwrap();

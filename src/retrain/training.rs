@@ -135,10 +135,11 @@ fn execute(name: &str, mut arguments: Vec<OsString>, run: &Path, interrupt: &Int
     // An interrupt is passed on to the run, which saves; the night's own work is cancelled.
     interrupt.supervise();
     let ran = jobs::run(&[job], 1, interrupt, &mut |ended| failure = ended.failure);
-    interrupt.leave();
-    ran?;
     if interrupt.count() > 0 {
+        // Still supervised: after a second interrupt there is time to record the night.
         bail!("interrupted");
     }
+    interrupt.leave();
+    ran?;
     failure.map_or(Ok(()), |why| bail!("{name} failed: {why}"))
 }

@@ -337,12 +337,13 @@ fn write_all(
         add(&omitted.dropped, u64::from(result.is_err()));
         if flushed.elapsed() >= FLUSH_EVERY {
             flushed = Instant::now();
-            result = requests.flush().and(exposures.flush());
-            if failing && result.is_ok() {
+            let flushing = requests.flush().and(exposures.flush());
+            if failing && flushing.is_ok() {
                 failing = false;
                 let dropped = omitted.dropped.load(Ordering::Relaxed);
                 tracing::info!("the journal is written again; {dropped} rows are missing from it");
             }
+            result = result.and(flushing);
         }
         if let (Err(e), false) = (result, failing) {
             failing = true;

@@ -120,7 +120,11 @@ impl Metrics {
             ("admix_failed_swaps_total", &self.failed_swaps, "New policies that could not be used."),
             ("admix_replans_total", &self.replans, "Prices solved anew beside serving."),
             ("admix_journal_dropped_total", &omitted.dropped, "Rows that the journal's disk did not take in time."),
-            ("admix_journal_repeated_total", &omitted.repeated, "Requests that are in the journal already."),
+            (
+                "admix_journal_repeated_total",
+                &omitted.repeated,
+                "Requests that came before, and are not written again.",
+            ),
             (
                 "admix_journal_without_price_total",
                 &omitted.without_price,

@@ -69,7 +69,7 @@ pub use histogram::{Distribution, Histogram};
 pub use names::{RunNames, sweep};
 pub use numa::NumaNodes;
 pub use pod::Shareable;
-pub use prefetch::{ahead, far_ahead, prefetch, prefetch_lines, prefetch_lines_to_write};
+pub use prefetch::{ahead, prefetch, prefetch_lines, prefetch_lines_to_write};
 pub use process::{MAX_ACTORS, ProcessKind, Role, monotonic, process_cpu_time};
 pub use ring::{
     Balance, BlockInfo, Ledger, Overflow, ReadGuard, RegionView, RingReader, RingShape, RingView, RingWriter,

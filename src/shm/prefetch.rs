@@ -10,6 +10,10 @@ use std::ops::Range;
 /// room for so many loads at once.
 const RUN: usize = 8;
 
+/// Places from the work to the run that is loaded: a line that another core has changed, or that lies in memory, takes longer to come than the
+/// work on one run.
+const LEAD: usize = 3 * RUN;
+
 /// Starts to load the cache line that holds `place`, without waiting for it.
 pub fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -58,21 +62,11 @@ fn lines(address: usize, size: usize, len: usize) -> impl Iterator<Item = usize>
 /// Returns the places to load before the work on place `i` of `len`: a run of later places if `i` is the first of a run, none otherwise. The
 /// work begins with place 0.
 pub fn ahead(i: usize, len: usize) -> Range<usize> {
-    runs_ahead(i, len, 1)
-}
-
-/// As [`ahead`], for places that another core has changed: they take longer to come.
-pub fn far_ahead(i: usize, len: usize) -> Range<usize> {
-    runs_ahead(i, len, 3)
-}
-
-/// There are so many `runs` between the work and the run that is loaded.
-fn runs_ahead(i: usize, len: usize, runs: usize) -> Range<usize> {
     if !i.is_multiple_of(RUN) {
         return 0..0;
     }
-    let first = if i == 0 { 0 } else { i.saturating_add(runs * RUN) };
-    first.min(len)..i.saturating_add((runs + 1) * RUN).min(len)
+    let first = if i == 0 { 0 } else { i.saturating_add(LEAD) };
+    first.min(len)..i.saturating_add(LEAD + RUN).min(len)
 }
 
 #[cfg(test)]
@@ -94,16 +88,15 @@ mod tests {
 
     #[test]
     fn every_place_is_loaded_once_and_not_behind_its_turn() {
-        for (len, runs) in [0, 1, RUN - 1, RUN, RUN + 1, 2 * RUN, 7 * RUN + 3].map(|len| [(len, 1), (len, 3)]).concat()
-        {
+        for len in [0, 1, RUN - 1, RUN, RUN + 1, LEAD, LEAD + RUN, 7 * RUN + 3] {
             let mut loaded = 0;
             for i in 0..len {
-                let places = runs_ahead(i, len, runs);
+                let places = ahead(i, len);
                 if !places.is_empty() {
                     assert_eq!(places.start, loaded);
                     loaded = places.end;
                 }
-                assert!(loaded > i && loaded <= i + (runs + 1) * RUN, "{i} of {len}");
+                assert!(loaded > i && loaded <= i + LEAD + RUN, "{i} of {len}");
             }
             assert_eq!(loaded, len);
         }

@@ -134,7 +134,7 @@ impl<'a> LockStep<'a> {
                 }
                 tally.signal("main", itself.pid, Signal::SIGTERM);
                 if blow == Blow::TermTwice {
-                    nap(rng, 300, 600);
+                    nap(rng, 500, 800);
                     tally.signal("main", itself.pid, Signal::SIGTERM);
                 }
                 if blow == Blow::Shutdown {

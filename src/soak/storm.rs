@@ -122,7 +122,7 @@ pub fn strike(victim: &mut Victim, blow: Blow, seed: u64, rng: &mut ChaCha8Rng) 
             tally.signal("main", main, Signal::SIGTERM);
             if blow == Blow::TermTwice {
                 // Far enough apart to count as two.
-                nap(rng, 300, 600);
+                nap(rng, 500, 800);
                 tally.signal("main", main, Signal::SIGTERM);
             }
             if blow == Blow::Shutdown {

@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use crate::shm::{RowReader, RowWriter, ShmError, ahead, far_ahead};
+use crate::shm::{RowReader, RowWriter, ShmError, ahead};
 
 use super::beats::now_and_then;
 use super::changes::Changes;
@@ -133,7 +133,7 @@ impl HostTable {
 
     /// As [`load_ahead`](Self::load_ahead), for records that are about to be written, and that other processes have read.
     pub fn load_ahead_to_write(&self, records: &[Option<u32>], i: usize) {
-        self.rows.load_ahead_to_write(records[far_ahead(i, records.len())].iter().copied().flatten());
+        self.rows.load_ahead_to_write(records[ahead(i, records.len())].iter().copied().flatten());
     }
 
     /// Starts to load what a search for an id looks at first.
@@ -365,7 +365,7 @@ impl TableView {
         scratch.resize(self.shape.words(), 0);
         values.resize(ids.len() * dim, 0.0);
         for (i, (&id, values)) in ids.iter().zip(values.chunks_exact_mut(dim)).enumerate() {
-            self.rows.load_ahead(records[far_ahead(i, records.len())].iter().copied().flatten(), dim);
+            self.rows.load_ahead(records[ahead(i, records.len())].iter().copied().flatten(), dim);
             if records[i].is_none() {
                 records[i] = self.find(id);
             }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use anyhow::{Context as _, bail};
 
-use crate::evaluate::{self, DayReport, Entry, PolicyReport, Stress, TestDay};
+use crate::evaluate::{self, ComparedPolicy, DayReport, PolicyReport, Stress, TestDay};
 use crate::log;
 use crate::log::wander::{Hourly, Wander};
 use crate::plan::Plan;
@@ -36,7 +36,7 @@ pub struct Field {
 pub struct Trained {
     pub variant: usize,
     pub seed: u64,
-    pub entries: Vec<Entry>,
+    pub policies: Vec<ComparedPolicy>,
 }
 
 impl Trained {
@@ -45,10 +45,10 @@ impl Trained {
     /// # Errors
     /// A policy that cannot be read.
     pub fn read(study: &Study, variant: usize, seed: u64, dir: &Path) -> anyhow::Result<Self> {
-        let entries = Entry::of_run(&format!("{}-{seed}", study.variants[variant].name), dir);
-        let entries =
-            entries.with_context(|| format!("remove {}, and the same command trains it again", dir.display()))?;
-        Ok(Self { variant, seed, entries })
+        let policies = ComparedPolicy::of_run(&format!("{}-{seed}", study.variants[variant].name), dir);
+        let policies =
+            policies.with_context(|| format!("remove {}, and the same command trains it again", dir.display()))?;
+        Ok(Self { variant, seed, policies })
     }
 }
 
@@ -142,7 +142,7 @@ impl Task<'_> {
     fn carry_out(self, study: &Study, settings: &Settings, interrupt: &Interrupt) -> anyhow::Result<Found> {
         let Self { field, day, stress, reported } = self;
         let trained = if reported { &field.trained[..] } else { &[] };
-        let policies: Vec<Entry> = trained.iter().flat_map(|run| run.entries.clone()).collect();
+        let policies: Vec<ComparedPolicy> = trained.iter().flat_map(|run| run.policies.clone()).collect();
         let mut watch = |_: &str, _| match interrupt.count() {
             0 => Ok(()),
             _ => bail!("interrupted"),
@@ -167,7 +167,7 @@ impl Task<'_> {
         };
         let report = evaluate::compare(&test_day, &policies, plan, &names, settings, &mut watch)
             .with_context(|| self.name(study))?;
-        let frontier = match (plan.or(field.trained.first().map(|run| run.entries[0].policy.plan())), stress) {
+        let frontier = match (plan.or(field.trained.first().map(|run| run.policies[0].policy.plan())), stress) {
             (Some(plan), None) if reported => {
                 let model = test_day.model(plan, Arc::default());
                 let world = &study.worlds[field.world].name;
@@ -187,9 +187,9 @@ impl Task<'_> {
 fn rows_of(study: &Study, field: &Field, day: usize, stress: &str, report: &DayReport) -> Vec<Row> {
     // Seeds of one variant share its name; a policy shown beside the chosen one keeps its suffix.
     let place = |row: &PolicyReport| {
-        let mut all = field.trained.iter().flat_map(|run| run.entries.iter().map(move |entry| (run, entry)));
+        let mut all = field.trained.iter().flat_map(|run| run.policies.iter().map(move |entry| (run, entry)));
         let (run, entry) = all.find(|(_, entry)| entry.name == row.name)?;
-        let suffix = entry.name.strip_prefix(&run.entries[0].name).unwrap_or_default();
+        let suffix = entry.name.strip_prefix(&run.policies[0].name).unwrap_or_default();
         Some((format!("{}{suffix}", study.variants[run.variant].name), run.seed))
     };
     report

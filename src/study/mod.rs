@@ -279,7 +279,7 @@ fn collect(study: &Study, products: &[Product], out: &Path) -> anyhow::Result<(V
                 let trained = Trained::read(study, *variant, *seed, dir)?;
                 if field.plan.is_none() && products.iter().any(|plan| product.can_replace(plan)) {
                     say!("{}: its plan takes the place of the world's, which is missing", product.name(study));
-                    field.plan = Some(trained.entries[0].policy.plan().clone());
+                    field.plan = Some(trained.policies[0].policy.plan().clone());
                 }
                 field.trained.push(trained);
                 let world = &study.worlds[product.world].name;

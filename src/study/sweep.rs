@@ -39,7 +39,7 @@ enum Range {
 
 /// Possible values of a key.
 #[derive(Debug, Clone, PartialEq)]
-enum Choice {
+enum KeyValues {
     Range(Range),
     List(Vec<Value>),
 }
@@ -179,16 +179,16 @@ fn of_random(random: Value) -> Result<(Vec<String>, Vec<Trial>)> {
     let mut found = BTreeMap::new();
     flatten("", keys, &is_range, &mut found);
     ensure!(!found.is_empty(), "`[random.keys]` names no key");
-    let choices = found.iter().map(|(key, value)| Choice::parse(key, value)).collect::<Result<Vec<_>>>()?;
+    let values = found.iter().map(|(key, value)| KeyValues::parse(key, value)).collect::<Result<Vec<_>>>()?;
     let keys: Vec<String> = found.into_keys().collect();
     let draw = |i: usize| {
-        let values = keys.iter().zip(&choices).map(|(key, choice)| {
+        let drawn = keys.iter().zip(&values).map(|(key, values)| {
             // A separate stream for each trial and key, so that adding some does not change the others.
             let mut rng = ChaCha8Rng::seed_from_u64(seed ^ XxHash3_64::oneshot(key.as_bytes()));
             rng.set_stream(i as u64);
-            choice.draw(&mut rng)
+            values.draw(&mut rng)
         });
-        Trial::new(&keys, values.collect())
+        Trial::new(&keys, drawn.collect())
     };
     let mut drawn: Vec<Trial> = (0..trials).map(draw).collect();
     // Short lists may give the same trial twice.
@@ -197,7 +197,7 @@ fn of_random(random: Value) -> Result<(Vec<String>, Vec<Trial>)> {
     Ok((keys, drawn))
 }
 
-impl Choice {
+impl KeyValues {
     fn parse(key: &str, value: &Value) -> Result<Self> {
         if value.is_array() {
             return Ok(Self::List(list(key, value.clone())?));

@@ -46,7 +46,7 @@ pub struct Outcome {
     pub reason: ExitReason,
     pub updates: u64,
     pub samples: u64,
-    /// Of all sessions since the last start.
+    /// Of this session; in the manifest, of all since the run was last started over.
     pub seconds: f64,
     /// Total benefit of the best parameters on the validation days, minor units.
     pub best_j: f64,

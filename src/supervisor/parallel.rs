@@ -24,7 +24,7 @@ use super::failure::RunFailure;
 use super::heartbeats::Heartbeats;
 use super::interrupt::Interrupt;
 use super::learners::{Learners, Reaped, exchange_shape, remote};
-use super::progress::Progress;
+use super::progress::{Progress, Status};
 use super::resume::restore_best;
 use super::watchdog::Watchdog;
 use super::{ExitReason, Outcome, together};
@@ -188,7 +188,7 @@ impl<'a> Run<'a> {
     ) -> anyhow::Result<Self> {
         let settings = &context.settings;
         let mut metrics = Metrics::open(&directory.metrics())?;
-        let status = figures::status_of(&segments);
+        let status = Status::of(&segments);
         metrics.append(if snapshot.is_some() { "resume" } else { "start" }, &status);
         let start = |role| Process::start(role, directory, prefix);
         let learners = learners()?;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::nodes::Node;
+use crate::run::Segments;
 use crate::settings::Settings;
 
 /// Status of a run at one moment.
@@ -23,6 +24,25 @@ pub struct Status {
     pub last_share: f64,
     pub best_share: f64,
     pub evaluations: u64,
+}
+
+impl Status {
+    /// Returns the status of the run that has these segments.
+    pub fn of(segments: &Segments) -> Self {
+        let (l, e) = (&segments.control.learner, &segments.control.evaluator);
+        let lag = l.lag.read();
+        Self {
+            updates: l.updates.get(),
+            samples: l.samples_consumed.get(),
+            lag: lag.mean,
+            lag_p95: lag.p95,
+            last_j: e.last_benefit.get(),
+            best_j: e.best_benefit.get(),
+            last_share: e.last_share.get(),
+            best_share: e.best_share.get(),
+            evaluations: e.evaluations.get(),
+        }
+    }
 }
 
 /// Displays [`Status`]; on nodes other than the first it only computes rates.

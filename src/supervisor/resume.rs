@@ -29,6 +29,7 @@ const SAME_RANKS: &str = " (in lock-step, another number of ranks would draw oth
 pub struct Earlier {
     pub context: Context,
     manifest: serde_json::Value,
+    seconds: f64,
 }
 
 /// A run that cannot be resumed as requested.
@@ -81,12 +82,18 @@ impl Earlier {
             );
             return Err(refused(why).into());
         }
-        Ok(Some(Self { context, manifest }))
+        let seconds = manifest::seconds_before(&manifest, &directory.metrics());
+        Ok(Some(Self { context, manifest, seconds }))
     }
 
     /// Returns the times at which the run was started and resumed, for its manifest.
     pub fn starts(&self) -> Vec<String> {
         manifest::starts(&self.manifest)
+    }
+
+    /// Returns the seconds that its sessions took, for its manifest; 0 once it is settled that the run begins again.
+    pub fn seconds(&self) -> f64 {
+        self.seconds
     }
 }
 
@@ -185,15 +192,18 @@ impl Earlier {
     ///
     /// # Errors
     /// [`Refused`]: no snapshot can be read, and the run was not allowed to begin again.
-    pub fn settle(&self, directory: &RunDirectory, how: Resume) -> anyhow::Result<String> {
+    pub fn settle(&mut self, directory: &RunDirectory, how: Resume) -> anyhow::Result<String> {
         // Its best policy is a function of the configuration: one that was found before is none to beat, and is replaced.
         let lock_step = self.context.settings.run.deterministic;
         if how == Resume::Restart {
             // First: a run of which `auto` finds neither an outcome nor a snapshot is one that has just begun.
-            let mut manifest = self.manifest.clone();
-            manifest["outcome"] = serde_json::Value::Null;
-            directory.replace(&directory.manifest(), &serde_json::to_vec_pretty(&manifest)?)?;
+            self.manifest["outcome"] = serde_json::Value::Null;
+            directory.replace(&directory.manifest(), &serde_json::to_vec_pretty(&self.manifest)?)?;
+            self.seconds = 0.0;
             let aside = set_aside(directory)?;
+            if lock_step {
+                remove_best(directory)?;
+            }
             let best =
                 if lock_step { "this run chooses its own best" } else { "the best so far stays the one to beat" };
             return Ok(format!(
@@ -211,9 +221,14 @@ impl Earlier {
         let damaged = snapshot::folder::numbers(&root)?.len();
         let had_some = self.manifest["outcome"]["checkpoints"]["snapshots"].as_u64() > Some(0);
         if how == Resume::Auto && damaged == 0 && !had_some && !directory.last().exists() {
+            self.seconds = 0.0;
             let best = match (lock_step, directory.best().is_file()) {
                 (false, _) => ", with the best policy so far as the one to beat".to_owned(),
-                (true, true) => format!("; its best policy is in {}", set_aside(directory)?.display()),
+                (true, true) => {
+                    let aside = set_aside(directory)?;
+                    remove_best(directory)?;
+                    format!("; its best policy is in {}", aside.display())
+                }
                 (true, false) => String::new(),
             };
             return Ok(format!("the run that was begun here ended before its first snapshot; beginning again{best}"));
@@ -244,6 +259,16 @@ pub fn set_aside(directory: &RunDirectory) -> anyhow::Result<PathBuf> {
         std::fs::copy(directory.best(), folder.join("best.safetensors")).with_context(failed)?;
     }
     Ok(folder)
+}
+
+/// Removes the best policy of a run that was set aside: until the run has one of its own, it has none.
+fn remove_best(directory: &RunDirectory) -> anyhow::Result<()> {
+    match std::fs::remove_file(directory.best()) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", directory.best().display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Restores the best policy from a snapshot's copy if it is missing or damaged.

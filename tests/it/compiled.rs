@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use admix::env::DayModel;
 use admix::log::compiled::{CompiledLog, Contract, Counts, VERSION};
 use admix::log::schema::{AdType, QueueEntry};
-use admix::log::{self, Auction, CompileOptions, Entry, LogError, Request};
+use admix::log::{self, Auction, CompileOptions, ContractEntry, LogError, Request};
 use admix::plan::Plan;
 use admix::policy::baselines::ContractFirst;
 use admix::policy::{ReplayOptions, replay_day};
@@ -23,7 +23,7 @@ use super::support::admix;
 use super::worlds::{Size, World, cases, open, sized};
 
 /// Everything that a compiled log says, but for where it lies and what it is called.
-type Content = (Vec<Request>, Vec<Vec<Entry>>, Vec<Vec<Auction>>, Vec<Contract>, Counts);
+type Content = (Vec<Request>, Vec<Vec<ContractEntry>>, Vec<Vec<Auction>>, Vec<Contract>, Counts);
 
 fn content(log: &CompiledLog) -> Content {
     (

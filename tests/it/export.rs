@@ -166,4 +166,8 @@ fn what_should_not_be_served_is_not_written() {
     for (at, code) in [("25:00", 2), ("noon", 2), ("17", 2)] {
         export("baseline:receding-horizon", &["--at", at]).code(code);
     }
+    let output = export("no-such-policy", &[]).code(2);
+    let told = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(told.contains("no-such-policy"), "{told}");
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), "yesterday's");
 }

@@ -52,7 +52,7 @@ fn a_second_interrupt_ends_planning_at_once_and_so_does_the_end_of_grace() {
     run.until("planning", |run| said(run).contains("planning from").then_some(()));
     run.signal(Signal::SIGINT);
     // Closer together they would count as one.
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(500));
     run.signal(Signal::SIGINT);
     run.wait().expect(130);
 }

@@ -57,7 +57,7 @@ pub fn check(dir: &Path, args: &[&str]) -> std::process::Output {
 }
 
 /// All that a log says of its requests.
-fn content(log: &CompiledLog) -> Vec<(log::Request, Vec<log::Entry>, Vec<log::Auction>)> {
+fn content(log: &CompiledLog) -> Vec<(log::Request, Vec<log::ContractEntry>, Vec<log::Auction>)> {
     assert!(log.requests().iter().is_sorted_by_key(|r| r.ts_ms));
     log.requests().iter().map(|r| (r, log.entries(&r).to_vec(), log.auctions(&r).to_vec())).collect()
 }

@@ -205,7 +205,7 @@ fn a_read_only_run_directory_can_be_read_and_not_gone_on_with() {
     assert!(said("inspected").contains("budget"), "{}", said("inspected"));
     assert!(said("evaluated").contains("upper bound"), "{}", said("evaluated"));
     for attempt in ["resumed", "begun"] {
-        assert_eq!(said(&format!("{attempt}-code")).trim(), "1", "{attempt}: {}", said(attempt));
+        assert_eq!(said(&format!("{attempt}-code")).trim(), "2", "{attempt}: {}", said(attempt));
         let text = said(attempt);
         assert!(text.contains("Read-only file system") && text.contains("run"), "{attempt}: {text}");
         assert!(text.contains("--run-dir"), "{attempt} says what to do: {text}");

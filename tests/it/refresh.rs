@@ -160,6 +160,17 @@ fn a_refresh_learns_from_the_windows_of_a_day_under_way_and_keeps_the_served_pla
     }
 }
 
+/// Returns the UTC date of today, of which ten minutes are left.
+fn long_today() -> jiff::civil::Date {
+    loop {
+        let now = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
+        if (now.hour(), now.minute()) < (23, 50) {
+            return now.date();
+        }
+        std::thread::sleep(std::time::Duration::from_secs(30));
+    }
+}
+
 /// The directory of today, which a server was writing, was the newest day of the night: it was suspect, and nothing was trained, every night.
 /// It also stood for yesterday's, where that was missing.
 #[test]
@@ -168,7 +179,7 @@ fn a_night_leaves_the_day_that_is_under_way_to_the_next_one() {
     let job = std::fs::read_to_string(desk.path("job.toml")).unwrap();
     let job = job.replace("dir = \"days\"\n", "dir = \"days\"\nmax_age_days = 1\n");
     std::fs::write(desk.path("job.toml"), job).unwrap();
-    let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+    let today = long_today();
     let yesterday = today.yesterday().unwrap();
     let world = format!(
         "start_date = \"{}\"\nrequests = 1500\nqueue = 8\nregions = 4\nslots = 2\nages = 3\nusers = 500\n\

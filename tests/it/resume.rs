@@ -147,6 +147,7 @@ fn a_run_without_a_readable_snapshot_is_not_begun_again_unasked_and_keeps_its_be
     let again = Run::resume(folder, &["checkpoint.every_s=0.05", "budget.max_updates=8"], &["--resume=restart"]);
     let again = again.wait().expect(0);
     assert_eq!(again.outcome()["updates"], 8);
+    assert_eq!(again.manifest()["before"]["seconds"], 0.0);
     assert!(again.outcome()["best_j"].as_f64().unwrap() >= best_j);
     assert!(std::fs::read(again.dir().join("set-aside-1/best.safetensors")).unwrap() == best);
     let day = crate::harness::days().join("day-1");
@@ -168,6 +169,7 @@ fn a_run_killed_before_its_first_snapshot_begins_again_with_auto_alone() {
     assert!(refused.stderr.contains("no snapshot to go on from"), "{}", refused.stderr);
     let again = Run::resume(refused.into_folder(), &["budget.max_updates=8"], &["--resume=auto"]).wait().expect(0);
     assert!(again.stderr.contains("before its first snapshot"), "{}", again.stderr);
+    assert_eq!(again.manifest()["before"]["seconds"], 0.0);
 }
 
 /// It left the last parameters and the outcome of the run before, and `auto` refused to begin again.
@@ -270,6 +272,8 @@ fn a_free_run_goes_on_where_it_was() {
     let ended = Run::resume(folder, &[&budget], &["--resume"]).wait().expect(0);
     assert_eq!(ended.outcome()["updates"], updates + 40);
     assert_eq!(ended.manifest()["resumed"].as_array().unwrap().len(), 1);
+    let [killed, all] = [&ended.manifest()["before"], &ended.outcome()].map(|of| of["seconds"].as_f64().unwrap());
+    assert!(0.0 < killed && killed < all, "{killed} {all}");
     let lines = ended.metrics();
     let restored = lines.iter().find(|line| line["kind"] == "restored").expect("a record of it");
     assert_eq!(restored["updates"], updates);
@@ -291,8 +295,11 @@ fn a_run_that_is_over_is_over_and_may_be_given_more_to_do() {
     let again = Run::resume(ended.into_folder(), &[], &["--resume=auto"]).wait().expect(0);
     assert_eq!(again.outcome()["updates"], 64);
     assert_eq!(again.stdout, table, "the same policy, the same table");
+    let took = again.outcome()["seconds"].as_f64().unwrap();
     let more = Run::resume(again.into_folder(), &["budget.max_updates=96"], &["--resume"]).wait().expect(0);
     assert_eq!(more.outcome()["updates"], 96);
+    let before = more.manifest()["before"]["seconds"].as_f64().unwrap();
+    assert!((before - took).abs() < 1e-6 && more.outcome()["seconds"].as_f64().unwrap() > took, "{before} {took}");
 }
 
 #[test]

@@ -192,11 +192,12 @@ fn tables_do_not_stand_without_a_control_block() {
     let points = "values.tables@1=200ms,values.goes-back@1=200ms,rank.update@50=kill";
     program.args(command.get_args()).env("ADMIX_FAILPOINT", points).stderr(std::process::Stdio::null());
     let mut child = program.spawn().unwrap();
-    let mut looks = 0;
+    let (mut looks, begun) = (0, std::time::Instant::now());
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
+        assert!(begun.elapsed() < PATIENCE, "it goes on and on");
         let table = segments_of(child.id()).into_iter().find(|name| name.ends_with("-table"));
         if let Some(table) = table {
             let (names, _) = RunNames::parse(&table).unwrap();

@@ -1,6 +1,6 @@
 //! The entries of a request, whether they are in memory or packed in a compiled log.
 
-use super::{Auction, Block, Entry};
+use super::{Auction, Block, ContractEntry};
 
 /// A row of entries that a block stores.
 pub trait Packed: Copy {
@@ -8,7 +8,7 @@ pub trait Packed: Copy {
     fn unpack(of: Stored<'_>, i: usize) -> Self;
 }
 
-impl Packed for Entry {
+impl Packed for ContractEntry {
     #[inline(always)]
     fn unpack(of: Stored<'_>, i: usize) -> Self {
         of.block.entry(of.file, i)

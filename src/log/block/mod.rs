@@ -15,7 +15,7 @@ mod pack;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::records::{Auction, Entry, Request};
+use super::records::{Auction, ContractEntry, Request};
 
 pub(super) use entries::Stored;
 pub use entries::{Entries, EntriesIter};
@@ -270,10 +270,10 @@ impl Block {
     }
 
     #[inline(always)]
-    fn entry(&self, bytes: &[u8], i: usize) -> Entry {
+    fn entry(&self, bytes: &[u8], i: usize) -> ContractEntry {
         let row = self.entries.row(i);
         let [pctr, ecpm, boost] = &self.entry;
-        Entry {
+        ContractEntry {
             pctr: pctr.read(bytes, row),
             ecpm: ecpm.read(bytes, row),
             boost: boost.read(bytes, row),

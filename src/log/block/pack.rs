@@ -206,13 +206,13 @@ mod tests {
     use crate::log::compiled::{Contract, Tail};
     use crate::log::day::Day;
     use crate::log::draw::hash64;
-    use crate::log::records::{BLOCK, Entry};
+    use crate::log::records::{BLOCK, ContractEntry};
     use crate::log::schema::ControlRow;
     use crate::log::targeting::Targeting;
 
     use super::*;
 
-    type Row = (Request, Vec<Entry>, Vec<Auction>);
+    type Row = (Request, Vec<ContractEntry>, Vec<Auction>);
 
     /// Writes rows and opens the log that they make.
     fn log_of(rows: &[Row], contracts: usize) -> (CompiledLog, u64) {
@@ -302,8 +302,13 @@ mod tests {
         (columns, shape).prop_flat_map(
             |((ids, users, ads, [pctr, ecpm, boost, best]), (n, contracts, longest, first))| {
                 let entry = (0..u32::from(contracts.max(1)), pctr.clone(), ecpm.clone(), boost.clone());
-                let entry =
-                    entry.prop_map(|(contract, pctr, ecpm, boost)| Entry { pctr, ecpm, boost, contract, padding: 0 });
+                let entry = entry.prop_map(|(contract, pctr, ecpm, boost)| ContractEntry {
+                    pctr,
+                    ecpm,
+                    boost,
+                    contract,
+                    padding: 0,
+                });
                 let entries = proptest::collection::vec(entry, 0..=if contracts == 0 { 0 } else { longest.min(20) });
                 let auction = (ads, ecpm, pctr, boost);
                 let auction = auction.prop_map(|(ad_id, ecpm, pctr, boost)| Auction { ad_id, ecpm, pctr, boost });
@@ -348,7 +353,8 @@ mod tests {
             let auction =
                 |n| Auction { ad_id: (1 << 40) + (i + n) % 50 * 1_000_000, ecpm: decimals(n), pctr: 0.5, boost: 1.0 };
             let auctions: Vec<Auction> = (0..i % 8).map(auction).collect();
-            let entry = Entry { pctr: decimals(1) / 1e9, ecpm: 0.0, boost: 1.0, contract: (i % 3) as u32, padding: 0 };
+            let entry =
+                ContractEntry { pctr: decimals(1) / 1e9, ecpm: 0.0, boost: 1.0, contract: (i % 3) as u32, padding: 0 };
             (Request { best: 2.5, ..request }, vec![entry; (i % 4) as usize], auctions)
         };
         for count in [0, 1, BLOCK as u64 - 1, BLOCK as u64, BLOCK as u64 + 1, 3 * BLOCK as u64 - 7] {
@@ -369,7 +375,7 @@ mod tests {
                 Auction { ad_id: hash64(4, 0, mix(n) % 2000), ecpm, pctr, boost: 1.0 }
             };
             let auctions: Vec<Auction> = (0..10).map(auction).collect();
-            let entry = |n: u64| Entry {
+            let entry = |n: u64| ContractEntry {
                 pctr: (mix(n + 90) % 500_000) as f64 / 1e6,
                 ecpm: (mix(n + 99) % 900_000) as f64 / 100.0,
                 boost: 1.0,

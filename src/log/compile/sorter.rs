@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::log::error::{LogError, Result};
 use crate::log::keep;
 use crate::log::queue_buffer::{Queue, QueueBuffer};
-use crate::log::records::{Auction, Entry, Request};
+use crate::log::records::{Auction, ContractEntry, Request};
 use crate::log::scan::Next;
 
 /// Callback that receives each request in time order.
@@ -216,7 +216,7 @@ struct Run<'a> {
     piece: Vec<u8>,
     within: usize,
     request: Request,
-    entries: Vec<Entry>,
+    entries: Vec<ContractEntry>,
     auctions: Vec<Auction>,
 }
 
@@ -249,7 +249,7 @@ impl<'a> Run<'a> {
         };
         self.request = bytemuck::pod_read_unaligned(take(size_of::<Request>()));
         let (entries, auctions) = (usize::from(self.request.entries), usize::from(self.request.auctions));
-        self.entries = bytemuck::pod_collect_to_vec(take(entries * size_of::<Entry>()));
+        self.entries = bytemuck::pod_collect_to_vec(take(entries * size_of::<ContractEntry>()));
         self.auctions = bytemuck::pod_collect_to_vec(take(auctions * size_of::<Auction>()));
         Ok(true)
     }
@@ -259,9 +259,9 @@ impl<'a> Run<'a> {
 mod tests {
     use super::*;
 
-    fn request(ts_ms: u64, id: u64) -> (Request, Vec<Entry>, Vec<Auction>) {
+    fn request(ts_ms: u64, id: u64) -> (Request, Vec<ContractEntry>, Vec<Auction>) {
         let request = Request { ts_ms, request_id: id, ..bytemuck::Zeroable::zeroed() };
-        let entry = Entry { pctr: id as f64, ..bytemuck::Zeroable::zeroed() };
+        let entry = ContractEntry { pctr: id as f64, ..bytemuck::Zeroable::zeroed() };
         let auction = Auction { ad_id: id, ..bytemuck::Zeroable::zeroed() };
         (request, vec![entry; (id % 3) as usize], vec![auction; (id % 5) as usize])
     }

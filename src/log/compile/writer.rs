@@ -11,7 +11,7 @@ use crate::log::block::{FIELDS, Packer};
 use crate::log::compiled::{MAGIC, Tail, VERSION};
 use crate::log::day::Day;
 use crate::log::queue_buffer::QueueBuffer;
-use crate::log::records::{Auction, BLOCK, Entry, HEADER, Header, Request};
+use crate::log::records::{Auction, BLOCK, ContractEntry, HEADER, Header, Request};
 use crate::log::requests::{BlockMeta, Requests};
 
 /// A compiled log being written. Its header is zero until [`LogWriter::finish`], so an incomplete file is never taken for a
@@ -53,7 +53,7 @@ impl<W: Write + Seek> LogWriter<W> {
     }
 
     /// Appends a request, which must not be earlier than the one before it.
-    pub fn push(&mut self, request: &Request, entries: &[Entry], auctions: &[Auction]) -> Result<()> {
+    pub fn push(&mut self, request: &Request, entries: &[ContractEntry], auctions: &[Auction]) -> Result<()> {
         self.content.add(request, auctions.iter().copied());
         // A block holds 4,096 queues of at most 512 entries, so its own offsets always fit.
         let block = u32::try_from(self.index.len()).expect("a day of less than 2^44 requests");

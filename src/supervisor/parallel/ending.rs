@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use serde_json::Value;
 
 use crate::awake::Deadline;
-use crate::files;
 use crate::policy::file::PolicyFile;
 use crate::run::snapshot;
 use crate::shm::Role;
@@ -63,13 +61,11 @@ impl Run<'_> {
         let control = &self.segments.control;
         let seconds = self.started.elapsed().as_secs_f64();
         let share = |ns: u64| ns as f64 * 1e-9 / seconds;
-        let metrics = files::read(&self.directory.metrics(), files::MOST).unwrap_or_default();
-        let before = earlier_seconds(&String::from_utf8_lossy(&metrics), self.went_back);
         Ok(Outcome {
             reason,
             updates: status.updates,
             samples: status.samples,
-            seconds: before + seconds,
+            seconds,
             best_j: status.best_j,
             best_share: status.best_share,
             evaluations: status.evaluations,
@@ -109,45 +105,5 @@ impl Run<'_> {
         if let Err(e) = last.write(&self.directory.last()) {
             tracing::warn!("{e:#}");
         }
-    }
-}
-
-/// Returns the seconds that the earlier sessions of a run took, from the first record of each in `metrics.jsonl` to its last. The newest
-/// session has gone back to a snapshot, and so begun a record anew, `went_back` times.
-fn earlier_seconds(metrics: &str, went_back: u32) -> f64 {
-    let mut sessions: Vec<[f64; 2]> = Vec::new();
-    for line in metrics.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
-        let Some(time) = line["time"].as_f64() else { continue };
-        match line["kind"].as_str() {
-            Some("start") => sessions = vec![[time, time]],
-            Some("resume") => sessions.push([time, time]),
-            _ => sessions.last_mut().into_iter().for_each(|[_, last]| *last = time),
-        }
-    }
-    let earlier = sessions.len().saturating_sub(1 + went_back as usize);
-    sessions[..earlier].iter().map(|[first, last]| (last - first).max(0.0)).sum()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The totals of a run that had been resumed stood beside the seconds of its last session.
-    #[test]
-    fn a_run_took_as_long_as_all_of_its_sessions() {
-        let lines = |records: &[(&str, f64)]| -> String {
-            let line = |(kind, time): &(&str, f64)| format!("{{\"time\":{time:.1},\"kind\":\"{kind}\"}}\n");
-            records.iter().map(line).collect()
-        };
-        let first = [("start", 5.0), ("run", 6.0), ("evaluation", 15.0)];
-        assert_eq!(earlier_seconds(&lines(&first), 0), 0.0);
-        let second = [&first[..], &[("resume", 100.0), ("restored", 101.0), ("run", 120.0)]].concat();
-        assert_eq!(earlier_seconds(&lines(&second), 0), 10.0);
-        let third = [&second[..], &[("resume", 200.0), ("run", 230.0)]].concat();
-        assert_eq!(earlier_seconds(&lines(&third), 0), 30.0);
-        assert_eq!(earlier_seconds(&lines(&third), 1), 10.0, "the last two are one session, which went back");
-        let over = [&third[..], &[("start", 300.0), ("run", 301.0)]].concat();
-        assert_eq!(earlier_seconds(&lines(&over), 0), 0.0, "the run was started over");
-        assert_eq!(earlier_seconds("{\"time\":1.0,\"ki", 0), 0.0);
     }
 }

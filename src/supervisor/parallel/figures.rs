@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-use crate::run::Segments;
 use crate::shm::{Ledger, Role, SampleRing};
 use crate::supervisor::progress::Status;
 
@@ -31,26 +30,9 @@ struct Timing {
     wait_s: f64,
 }
 
-/// Returns the status of the run that has these segments.
-pub(super) fn status_of(segments: &Segments) -> Status {
-    let (l, e) = (&segments.control.learner, &segments.control.evaluator);
-    let lag = l.lag.read();
-    Status {
-        updates: l.updates.get(),
-        samples: l.samples_consumed.get(),
-        lag: lag.mean,
-        lag_p95: lag.p95,
-        last_j: e.last_benefit.get(),
-        best_j: e.best_benefit.get(),
-        last_share: e.last_share.get(),
-        best_share: e.best_share.get(),
-        evaluations: e.evaluations.get(),
-    }
-}
-
 impl Run<'_> {
     pub(super) fn status(&self) -> Status {
-        status_of(&self.segments)
+        Status::of(&self.segments)
     }
 
     pub(super) fn ledger(&self) -> Ledger {

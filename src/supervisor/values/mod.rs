@@ -8,9 +8,10 @@
 //! and one thread of each carries what ranks exchange ([`crate::nodes`]). There a rank that dies ends the job.
 //!
 //! [`beginning`]: what is known before a run starts. [`table`]: its rows, and how they go back. [`processes`]: its processes, watched.
-//! [`spent`]: what earlier starts took.
+//! [`spent`]: what earlier starts took. [`manifest`]: description of the run on disk.
 
 mod beginning;
+mod manifest;
 mod processes;
 mod spent;
 mod table;
@@ -25,8 +26,9 @@ use crate::collective::shares::Work;
 use crate::nodes::{Job, Node, World};
 use crate::run::RunDirectory;
 use crate::run::segments::create_control;
+use crate::run::snapshot::folder;
 use crate::run::value_run::{ValueHalves, ValueSegments, exchange_name};
-use crate::run::value_snapshot::{ValueSnapshot, read_state};
+use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_state};
 use crate::settings::ValueSettings;
 use crate::shm::{Broken, Control, Exchange, Ledger, Remote, Role, SampleRing, sweep};
 use crate::values::Fields;
@@ -39,10 +41,11 @@ use super::interrupt::Interrupt;
 use super::job;
 
 pub use beginning::{agree_on_run, check_job, check_resume, prepare};
+pub use manifest::{ValueManifest, ValueTraining};
 use processes::{Ended, Run};
 pub use spent::Spent;
-pub use table::check_begun;
-use table::{Rows, newest};
+use table::Rows;
+pub use table::{check_begun, holds_snapshots, newest};
 
 /// What a finished run reports.
 #[derive(Debug, Clone, Serialize)]
@@ -64,6 +67,23 @@ pub struct ValueOutcome {
     pub work: Option<Work>,
 }
 
+/// What main counts in all attempts of a start.
+struct Totals {
+    started: Instant,
+    reader_restarts: u32,
+    went_back: u32,
+    snapshots: u64,
+    snapshot_ns: u64,
+}
+
+/// What follows when a set of processes has ended.
+enum Next {
+    /// All return to the newest snapshot; the text is the reason.
+    GoBack(String),
+    /// The run ends; if its processes were `killed`, with what the newest snapshot holds.
+    End { reason: ExitReason, killed: bool },
+}
+
 /// How a node ended.
 #[derive(Serialize, Deserialize)]
 struct Part {
@@ -83,8 +103,8 @@ pub fn check_snapshots(directory: &RunDirectory, (job, known): (&Job, bool)) -> 
     Ok(())
 }
 
-/// Trains until the trainer ends, and reports. Goes on from the newest snapshot in the run directory, if there is one. All nodes of the
-/// `job` call it; each says whether it was part of the run before, `known` ([`agree_on_run`]).
+/// Trains until the trainer ends, and reports. Goes on from the `snapshot` that is the [`newest`], if there is one. All nodes of the `job`
+/// call it.
 ///
 /// # Errors
 /// [`RunFailure`], or no room for the table.
@@ -93,7 +113,7 @@ pub fn train(
     fields: &Fields,
     directory: &RunDirectory,
     interrupt: &Interrupt,
-    (job, known): (&Job, bool),
+    (job, snapshot): (&Job, Option<ValueSnapshot>),
 ) -> anyhow::Result<ValueOutcome> {
     let removed = sweep();
     if !removed.is_empty() {
@@ -101,25 +121,15 @@ pub fn train(
     }
     without_huge_pages();
     let (names, mut control) = create_control(&directory.run_id())?;
-    let started = Instant::now();
-    let (mut went_back, mut reader_restarts, mut snapshots) = (0, 0, (0, 0));
+    let mut totals = Totals { started: Instant::now(), reader_restarts: 0, went_back: 0, snapshots: 0, snapshot_ns: 0 };
     // The update that was not finite, if the last attempt ended with one.
     let mut not_finite = None;
     let (node, world) = (job.node(), job.node().world(settings.ranks_here()));
-    let mut rows = Rows::load(&names, settings, fields, directory, (world, newest(directory, (job, known))?))?;
+    let mut rows = Rows::load(&names, settings, fields, directory, (world, snapshot))?;
     loop {
         let halves = ValueHalves::create(&names, settings, fields, (world, rows.number))?;
         let segments = ValueSegments::create((&names, control), settings, fields, world)?;
-        let mut before = Ledger::default();
-        if let Some(state) = &rows.state {
-            before = state.ledger;
-            let l = &segments.control.learner;
-            l.updates.set(state.updates);
-            l.samples_consumed.set(state.samples);
-            for (actor, &position) in segments.control.actors.iter().zip(&state.cursor.positions) {
-                actor.param_version.set(position);
-            }
-        }
+        let before = go_on_from(&segments.control, rows.state.as_ref());
         let remote =
             || Ok::<_, anyhow::Error>(Remote::new(Arc::new(Exchange::open(&exchange_name(&names.to_string()))?)));
         // A node whose disk is slow reads its rows for longer than ranks wait for each other.
@@ -127,92 +137,135 @@ pub fn train(
         let ended = {
             let carrying = job.carry(remote)?;
             let run = Run::start(settings, directory, &segments, names.to_string(), node)?;
-            let ended = run.watch(interrupt, &mut reader_restarts)?;
+            let ended = run.watch(interrupt, &mut totals.reader_restarts)?;
             if let (Ended::Well(_), Some(carrying)) = (&ended, carrying) {
                 carrying.end();
             }
             ended
         };
-        let killed = matches!(ended, Ended::Killed);
-        let ended = match ended {
-            Ended::Killed if node.is_alone() => {
-                let newest = halves.as_ref().map_or(rows.number, |halves| halves.halves.committed());
-                go_back_to_the_snapshot(directory, &segments.control, newest)?;
-                Ended::Well(ExitReason::Interrupted)
+        let saved = &segments.control.checkpoint;
+        totals.snapshots += saved.snapshots.get();
+        totals.snapshot_ns += saved.write_ns.get();
+        match end_of(ended, &segments, directory, (node, world), &mut not_finite)? {
+            Next::GoBack(why) => {
+                totals.went_back += 1;
+                anyhow::ensure!(
+                    totals.went_back <= settings.watchdog.max_restarts,
+                    RunFailure::KeepsGoingBack { times: totals.went_back, why, logs: directory.logs() }
+                );
+                // Without a control block the tables would be swept.
+                let ValueSegments { control: kept, rings, exchange, overlap } = segments;
+                drop((rings, exchange, overlap));
+                rows = rows.go_back(&names, settings, fields, directory, (halves, &why))?;
+                control = kept;
+                control.reset();
             }
-            ended => ended,
-        };
-        let c = &segments.control.checkpoint;
-        snapshots = (snapshots.0 + c.snapshots.get(), snapshots.1 + c.write_ns.get());
-        let Ended::Well(reason) = ended else {
-            went_back += 1;
-            let logs = directory.logs();
-            if !node.is_alone() {
-                let broken = segments.exchange.as_ref().and_then(Exchange::broken);
-                return Err(match ended {
-                    Ended::NotFinite => RunFailure::ValuesNotFinite { logs },
-                    Ended::Died { role, fate } => {
-                        RunFailure::NodeLost { why: lost(node, world, broken, (role, fate)), logs }
-                    }
-                    _ => RunFailure::NotSaved { node: node.index },
+            Next::End { reason, killed } => {
+                if killed {
+                    go_back_to_the_snapshot(directory, &segments.control)?;
                 }
-                .into());
+                let ledger = ledger_of(&segments.rings, before, killed)?;
+                // Before the control block goes, without which the tables would be swept. (On an error they are given up anyway.)
+                drop(rows);
+                return outcome_of(reason, ledger, &totals, &segments.control, settings, job);
             }
-            let why = match ended {
-                Ended::Died { role, fate } => format!("{role} ended ({fate})"),
-                _ => {
-                    let update = segments.control.learner.updates.get();
-                    // In a fixed order the same follows again, unless it was the machine's doing.
-                    anyhow::ensure!(
-                        not_finite.replace(update).is_none_or(|before| update > before),
-                        RunFailure::ValuesNotFinite { logs }
-                    );
-                    format!("update {update} is not finite")
-                }
-            };
-            anyhow::ensure!(
-                went_back <= settings.watchdog.max_restarts,
-                RunFailure::KeepsGoingBack { times: went_back, why, logs }
-            );
-            // Without a control block the tables would be swept.
-            let ValueSegments { control: kept, rings, exchange, overlap } = segments;
-            drop((rings, exchange, overlap));
-            rows = rows.go_back(&names, settings, fields, directory, (halves, &why))?;
-            control = kept;
-            control.reset();
-            continue;
-        };
-        let ledger = segments.rings.iter().map(SampleRing::ledger);
-        for ledger in ledger.clone() {
-            ledger.balance().context("samples are unaccounted for")?;
         }
-        let ledger = Ledger::sum(ledger.chain([before]));
-        // The snapshot may hold samples that ranks had learned and not given back when they were killed.
-        let ledger = if killed { ledger.closed() } else { ledger };
-        // Before the control block goes, without which the tables would be swept.
-        drop(rows);
-        let control = &segments.control;
-        let all = job.tell(&Part { interrupted: reason == ExitReason::Interrupted, ledger })?;
-        let samples = control.learner.samples_consumed.get();
-        return Ok(ValueOutcome {
-            reason: if all.iter().any(|of| of.interrupted) { ExitReason::Interrupted } else { reason },
-            updates: control.learner.updates.get(),
-            samples,
-            passes: control.evaluator.due.get(),
-            seconds: started.elapsed().as_secs_f64(),
-            best_loss: control.evaluator.best_benefit.get(),
-            reader_restarts,
-            went_back,
-            snapshots: snapshots.0,
-            snapshot_s: snapshots.1 as f64 * 1e-9,
-            ledger: of_learned(Ledger::sum(all.iter().map(|of| of.ledger)), samples),
-            work: Work::of(settings, control),
-        });
     }
 }
 
-/// Sets the statistics of a run whose trainer was killed back to snapshot `number`, 0 for none: a resume goes on from there.
-fn go_back_to_the_snapshot(directory: &RunDirectory, control: &Control, number: u64) -> anyhow::Result<()> {
+/// Initialises the counters of new shared memory from the snapshot that the run goes on from, and returns the ledger until then.
+fn go_on_from(control: &Control, state: Option<&ValueState>) -> Ledger {
+    let Some(state) = state else { return Ledger::default() };
+    control.learner.updates.set(state.updates);
+    control.learner.samples_consumed.set(state.samples);
+    for (actor, &position) in control.actors.iter().zip(&state.cursor.positions) {
+        actor.param_version.set(position);
+    }
+    state.ledger
+}
+
+/// Decides whether a run whose processes have `ended` goes back or ends. `not_finite` is the update that was not finite in the attempt
+/// before, if there was one.
+///
+/// # Errors
+/// [`RunFailure`]: the processes cannot be started again, because other nodes wait for them or the same would follow.
+fn end_of(
+    ended: Ended,
+    segments: &ValueSegments,
+    directory: &RunDirectory,
+    (node, world): (Node, World),
+    not_finite: &mut Option<u64>,
+) -> Result<Next, RunFailure> {
+    let logs = directory.logs();
+    match ended {
+        Ended::Well(reason) => Ok(Next::End { reason, killed: false }),
+        Ended::Killed if node.is_alone() => Ok(Next::End { reason: ExitReason::Interrupted, killed: true }),
+        Ended::Killed => Err(RunFailure::NotSaved { node: node.index }),
+        Ended::Died { role, fate } if node.is_alone() => Ok(Next::GoBack(format!("{role} ended ({fate})"))),
+        Ended::Died { role, fate } => {
+            let broken = segments.exchange.as_ref().and_then(Exchange::broken);
+            Err(RunFailure::NodeLost { why: lost(node, world, broken, (role, fate)), logs })
+        }
+        Ended::NotFinite => {
+            let update = segments.control.learner.updates.get();
+            // In a fixed order the same follows again, unless it was the machine's doing.
+            let repeated = not_finite.replace(update).is_some_and(|before| update <= before);
+            if repeated || !node.is_alone() {
+                return Err(RunFailure::ValuesNotFinite { logs });
+            }
+            Ok(Next::GoBack(format!("update {update} is not finite")))
+        }
+    }
+}
+
+/// Returns the ledger of the rings after that `before` them.
+///
+/// # Errors
+/// Samples that are unaccounted for.
+fn ledger_of(rings: &[SampleRing], before: Ledger, killed: bool) -> anyhow::Result<Ledger> {
+    let ledgers = rings.iter().map(SampleRing::ledger);
+    for ledger in ledgers.clone() {
+        ledger.balance().context("samples are unaccounted for")?;
+    }
+    let ledger = Ledger::sum(ledgers.chain([before]));
+    // The snapshot may hold samples that ranks had learned and not given back when they were killed.
+    Ok(if killed { ledger.closed() } else { ledger })
+}
+
+/// Puts together the results of a run that ends for a `reason`, with those of the other nodes. All nodes of the `job` call it.
+///
+/// # Errors
+/// A lost node.
+fn outcome_of(
+    reason: ExitReason,
+    ledger: Ledger,
+    totals: &Totals,
+    control: &Control,
+    settings: &ValueSettings,
+    job: &Job,
+) -> anyhow::Result<ValueOutcome> {
+    let all = job.tell(&Part { interrupted: reason == ExitReason::Interrupted, ledger })?;
+    let samples = control.learner.samples_consumed.get();
+    Ok(ValueOutcome {
+        reason: if all.iter().any(|of| of.interrupted) { ExitReason::Interrupted } else { reason },
+        updates: control.learner.updates.get(),
+        samples,
+        passes: control.evaluator.due.get(),
+        seconds: totals.started.elapsed().as_secs_f64(),
+        best_loss: control.evaluator.best_benefit.get(),
+        reader_restarts: totals.reader_restarts,
+        went_back: totals.went_back,
+        snapshots: totals.snapshots,
+        snapshot_s: totals.snapshot_ns as f64 * 1e-9,
+        ledger: of_learned(Ledger::sum(all.iter().map(|of| of.ledger)), samples),
+        work: Work::of(settings, control),
+    })
+}
+
+/// Sets the statistics of a run whose trainer was killed back to the newest snapshot on disk: a resume goes on from there.
+fn go_back_to_the_snapshot(directory: &RunDirectory, control: &Control) -> anyhow::Result<()> {
+    // Those behind the one that the run went on from were removed at its start.
+    let number = folder::numbers(&directory.checkpoints())?.into_iter().max().unwrap_or(0);
     let state = (number > 0).then(|| read_state(directory, number)).transpose()?;
     let (updates, samples) = state.as_ref().map_or((0, 0), |state| (state.updates, state.samples));
     let (l, e) = (&control.learner, &control.evaluator);

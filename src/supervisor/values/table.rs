@@ -6,7 +6,6 @@
 //! nothing to be repaired in a copy. Parts for each table, as nodes have them, would write equal rows to disk several
 //! times, and would have to be begun and completed together.
 
-use std::path::Path;
 use std::time::Instant;
 
 use twox_hash::XxHash3_64;
@@ -48,32 +47,39 @@ impl OnDisk for ValueSnapshot {
 pub fn newest(directory: &RunDirectory, (job, known): (&Job, bool)) -> anyhow::Result<Option<ValueSnapshot>> {
     let newest: Option<ValueSnapshot> = job::newest_of_all(job, directory, known)?;
     if newest.is_none() {
-        // The job may have ended when this node had its first snapshot and another one had none yet.
-        if !job.node().is_alone() && ValueSnapshot::newest(directory)?.is_some() {
+        let mine = ValueSnapshot::newest(directory)?.is_some();
+        let lost = !mine && holds_snapshots(directory)?;
+        if job.tell(&lost)?.contains(&true) {
+            check_none_is_lost(directory)?;
+            let why = "another node cannot read its snapshots, and says so".to_owned();
+            return Err(Refused { root: directory.root().to_owned(), why }.into());
+        }
+        if mine {
+            // The job ended when this node had its first snapshot and another one had none yet.
             remove_behind(&directory.checkpoints(), 0)?;
         }
-        check_none_is_lost(directory)?;
     }
     Ok(newest)
 }
 
 /// Checks that a run of which no snapshot can be read has none.
 fn check_none_is_lost(directory: &RunDirectory) -> anyhow::Result<()> {
-    let root = directory.checkpoints();
-    if !holds_some(&root)? {
+    if !holds_snapshots(directory)? {
         return Ok(());
     }
-    let why = format!(
-        "none of its {} snapshots in {} can be read. Put one back from a copy, or start a new run in another --run-dir",
-        folder::numbers(&root)?.len(),
-        root.display()
-    );
+    let root = directory.checkpoints();
+    let what = match folder::numbers(&root)?.len() {
+        0 => format!("its snapshots in {} are gone", root.display()),
+        n => format!("none of its {n} snapshots in {} can be read", root.display()),
+    };
+    let why = format!("{what}. Put one back from a copy, or start a new run in another --run-dir");
     Err(Refused { root: directory.root().to_owned(), why }.into())
 }
 
 /// Whether there are snapshots, whole or damaged, or bases that stood for some.
-fn holds_some(root: &Path) -> anyhow::Result<bool> {
-    Ok(!folder::numbers(root)?.is_empty() || bases(root)?.iter().any(|base| *base > 0))
+pub fn holds_snapshots(directory: &RunDirectory) -> anyhow::Result<bool> {
+    let root = directory.checkpoints();
+    Ok(!folder::numbers(&root)?.is_empty() || bases(&root)?.iter().any(|base| *base > 0))
 }
 
 /// Checks that a run on one machine that was begun here may go on: that it has a snapshot, or may begin again. `saved` says whether it is known
@@ -82,11 +88,15 @@ fn holds_some(root: &Path) -> anyhow::Result<bool> {
 /// # Errors
 /// [`Refused`]: it has none, and has lost what it had or was to go on from one.
 pub fn check_begun(directory: &RunDirectory, how: Resume, saved: bool) -> anyhow::Result<()> {
-    if holds_some(&directory.checkpoints())? || how == Resume::Auto && !saved {
+    if holds_snapshots(directory)? || how == Resume::Auto && !saved {
         return Ok(());
     }
-    let again = if saved { "start a new run in another --run-dir" } else { "begin it again with --resume=auto" };
-    let why = format!("there is no snapshot to go on from. Put one back from a copy, or {again}");
+    let again = if saved {
+        ". Put one back from a copy, or start a new run in another --run-dir"
+    } else {
+        "; begin the run again with --resume=auto"
+    };
+    let why = format!("there is no snapshot to go on from{again}");
     Err(Refused { root: directory.root().to_owned(), why }.into())
 }
 

@@ -18,7 +18,7 @@ pub const LAST: &str = ":last";
 
 /// A learned policy that takes part in a comparison.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct ComparedPolicy {
     pub name: String,
     pub kind: Kind,
     pub policy: Stored,
@@ -26,12 +26,12 @@ pub struct Entry {
     pub is_start: bool,
 }
 
-impl Entry {
+impl ComparedPolicy {
     fn new(name: String, kind: Kind, file: PolicyFile) -> Self {
         Self { name, kind, policy: Stored::Learned(file), is_start: false }
     }
 
-    /// Creates the entry of one policy, under any name.
+    /// Names one policy, whatever its file says.
     pub fn stored(name: &str, kind: Kind, policy: Stored) -> Self {
         Self { name: name.to_owned(), kind, policy, is_start: false }
     }

@@ -69,7 +69,7 @@ impl DayAhead {
 /// The plan of the day to be served.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ServedDay {
+pub struct DayPlan {
     /// Directory that contains the contracts.
     pub log: String,
     pub date: String,
@@ -131,7 +131,7 @@ impl Allocation {
     }
 }
 
-impl ServedDay {
+impl DayPlan {
     /// Plans a day from its forecast; `graph` joins the forecast with the day's contracts.
     pub fn of(ahead: &DayAhead, forecast: &Forecast, graph: &Graph) -> Self {
         let hwm = Hwm::of(graph);
