@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use crate::policy::file::PolicyFile;
-use crate::run::alive::while_alive;
+use crate::run::alive::{Pulse, while_alive};
 use crate::run::{CannotSave, Context, Metrics, RunDirectory, Segments, unpack};
-use crate::shm::control::{EvaluatorStats, ProcessSlot, STOP_ALL, STOP_NOW};
+use crate::shm::control::{EvaluatorStats, STOP_ALL, STOP_NOW};
 use crate::shm::{Role, process_cpu_time};
 
 use super::judge::{Judge, Start};
@@ -33,18 +33,23 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let stats = &control.evaluator;
     let slot = &control.processes[Role::Evaluator.slot()];
     slot.sign_in(Role::Evaluator.kind());
-    let mut judge = while_alive(pulse(stats, slot), || {
-        let days = context.days(&settings.data.validation)?;
-        let start = Start { actor: context.start.clone(), kept: settings.evaluate.keep_start };
-        anyhow::Ok(Judge::new(days, context.spec.clone(), context.replay_options(), start))
-    })?;
+    let pulse = Pulse::new(control, slot);
+    let mut judge = while_alive(
+        move || pulse.beat(),
+        || {
+            let days = context.days(&settings.data.validation)?;
+            let start = Start { actor: context.start.clone(), kept: settings.evaluate.keep_start };
+            anyhow::Ok(Judge::new(days, context.spec.clone(), context.replay_options(), start))
+        },
+    )?;
+    let pulse = Pulse::new(control, slot);
     if stats.evaluations.get() > 0 {
         judge.resume(stats.best_benefit.get(), stats.highest_benefit.get(), stats.without_improvement.get());
     }
     // In lock-step a resumed run reproduces the results after its snapshot.
     if !settings.run.deterministic
         && let Ok(best) = PolicyFile::read(&directory.best())
-        && let Some(found) = judge.adopt(&best.actor, &mut pulse(stats, slot))
+        && let Some(found) = judge.adopt(&best.actor, &mut || pulse.beat())
     {
         // Found after the snapshot from which the run resumes, or before the evaluator was restarted.
         stats.best_benefit.set(found.j);
@@ -79,9 +84,9 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
                 let (working, cpu) = (Instant::now(), process_cpu_time());
                 let start = judge.lacks_start(&averaged).then(|| (0, context.start.clone(), false));
                 for (updates, actor, counted) in start.into_iter().chain([(updates, averaged, counted)]) {
-                    let mut alive = pulse(stats, slot);
-                    let evaluation = judge.evaluate(updates, &actor, counted, &mut alive);
-                    alive();
+                    pulse.begin();
+                    let evaluation = judge.evaluate(updates, &actor, counted, &mut || pulse.beat());
+                    pulse.beat();
                     let copying = Instant::now();
                     if evaluation.improved {
                         let file =
@@ -116,17 +121,6 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         let waiting = Instant::now();
         control.params.wait(seen, NAP);
         stats.wait_ns.add(waiting.elapsed().as_nanos() as u64);
-        slot.beat();
-    }
-}
-
-/// Returns what says that work goes on, and counts its time since it said so last: in lock-step nothing else of the run moves meanwhile.
-fn pulse(stats: &EvaluatorStats, slot: &ProcessSlot) -> impl FnMut() + Send {
-    let mut last = Instant::now();
-    move || {
-        let now = Instant::now();
-        stats.compute_ns.add((now - last).as_nanos() as u64);
-        last = now;
         slot.beat();
     }
 }

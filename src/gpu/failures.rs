@@ -1,8 +1,8 @@
 //! The end of a process whose GPU fails behind its back.
 //!
-//! cubecl works for a device on a thread of its own. If a task fails there, most often for want of memory, cubecl warns and goes on with the
-//! next task: what should have been computed keeps the numbers that were there before. No later result shows that, and training would go on
-//! with rows that never move.
+//! cubecl runs the tasks of a device on a thread of its own. If a task fails there, most often because memory is short, cubecl logs a warning
+//! and runs the next task. The array that the task should have computed keeps its old numbers. No later result shows that: training would
+//! continue with rows that never move.
 
 use std::panic;
 use std::sync::Once;
@@ -11,7 +11,7 @@ use std::thread;
 /// Exit code of such a process: that of a panic.
 const EXIT: i32 = 101;
 
-/// Ends this process as soon as a task of a device fails. Main starts another one, which goes on from the newest snapshot.
+/// Ends this process as soon as a task of a device fails. Main replaces it, and training continues from the newest snapshot.
 pub fn end_the_process() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 
 use crate::collective::shares::Work;
+use crate::run::alive::Pulse;
 use crate::run::value_run::{Prepared, ValueSegments};
 use crate::run::value_snapshot::ValueState;
 use crate::run::{CannotSave, Metrics, failpoint};
@@ -20,7 +21,7 @@ use super::blocks::Blocks;
 use super::busy::Busy;
 use super::gradients::Gradients;
 use super::merged::{MergedCopies, MergedRows};
-use super::passes::{Passes, Pulse};
+use super::passes::Passes;
 use super::progress::{report, report_updates};
 use super::record::Training;
 use super::said::{Said, Verdict};

@@ -58,6 +58,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::gpu::{self, Device};
+use crate::run::alive::Pulse;
 use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, net_shape, table_name};
 use crate::run::value_snapshot::ValueState;
 use crate::run::{Metrics, RunDirectory, failpoint};
@@ -72,7 +73,7 @@ use blocks::{Batch, Blocks};
 use device::DeviceShape;
 use judge::Judge;
 use network::Network;
-use passes::{Passes, Pulse};
+use passes::Passes;
 use prior::RowPrior;
 use progress::{report, report_updates, state_of, step_of};
 use record::Training;

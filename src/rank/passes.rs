@@ -1,14 +1,10 @@
 //! The end of a pass over the exposures: evaluation, the best model, the decision to end.
 
-use std::cell::Cell;
-use std::time::Instant;
-
+use crate::run::alive::Pulse;
 use crate::run::value_run::Prepared;
 use crate::run::value_snapshot::ValueState;
 use crate::run::{CannotSave, RunDirectory};
 use crate::settings::ValueSettings;
-use crate::shm::Control;
-use crate::shm::control::ProcessSlot;
 use crate::sparse::HostTable;
 use crate::values::model::{self, Meta};
 use crate::values::net::Net;
@@ -23,33 +19,6 @@ pub struct Passes<'a> {
     pub directory: &'a RunDirectory,
     pub judge: Judge,
     pub pulse: Pulse<'a>,
-}
-
-/// Signs of life at the end of a pass, when there are no updates for a while. Main takes them for progress.
-pub struct Pulse<'a> {
-    control: &'a Control,
-    slot: &'a ProcessSlot,
-    last: Cell<Instant>,
-}
-
-impl<'a> Pulse<'a> {
-    /// That of the process in `slot`.
-    pub fn new(control: &'a Control, slot: &'a ProcessSlot) -> Self {
-        Self { control, slot, last: Cell::new(Instant::now()) }
-    }
-
-    /// Begins a work of which the time counts.
-    pub fn begin(&self) {
-        self.last.set(Instant::now());
-        self.slot.beat();
-    }
-
-    /// Says that the work goes on.
-    pub fn beat(&self) {
-        let now = Instant::now();
-        self.control.evaluator.compute_ns.add((now - self.last.replace(now)).as_nanos() as u64);
-        self.slot.beat();
-    }
 }
 
 impl Passes<'_> {

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::gpu::{self, Device};
+use crate::run::alive::Pulse;
 use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, exchange_name, net_shape, table_name};
 use crate::run::{Metrics, RunDirectory, failpoint};
 use crate::settings::{RankSync, ValueSettings};
@@ -39,7 +40,7 @@ use super::judge::Judge;
 use super::member::{First, Member};
 use super::merged::{MergedCopies, MergedRows};
 use super::overlapped::Overlapped;
-use super::passes::{Passes, Pulse};
+use super::passes::Passes;
 use super::prior::RowPrior;
 use super::progress::state_of;
 use super::saver::Saver;

@@ -1,7 +1,11 @@
 //! Signs of life of a process during work that gives none itself.
 
+use std::cell::Cell;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::shm::Control;
+use crate::shm::control::ProcessSlot;
 
 /// Time between two signs.
 const BEAT: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
@@ -24,10 +28,36 @@ pub fn while_alive<T>(mut beat: impl FnMut() + Send, work: impl FnOnce() -> T) -
     })
 }
 
+/// Signs of life of a process that evaluates, while there are no updates. Main takes them for progress: the time is counted.
+pub struct Pulse<'a> {
+    control: &'a Control,
+    slot: &'a ProcessSlot,
+    last: Cell<Instant>,
+}
+
+impl<'a> Pulse<'a> {
+    /// That of the process in `slot`.
+    pub fn new(control: &'a Control, slot: &'a ProcessSlot) -> Self {
+        Self { control, slot, last: Cell::new(Instant::now()) }
+    }
+
+    /// Begins a work of which the time counts.
+    pub fn begin(&self) {
+        self.last.set(Instant::now());
+        self.slot.beat();
+    }
+
+    /// Says that the work goes on.
+    pub fn beat(&self) {
+        let now = Instant::now();
+        self.control.evaluator.compute_ns.add((now - self.last.replace(now)).as_nanos() as u64);
+        self.slot.beat();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::time::Instant;
 
     use super::*;
 

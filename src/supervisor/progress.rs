@@ -60,7 +60,7 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 const COUNT_EVERY: Duration = Duration::from_millis(50);
 
 impl Progress {
-    /// Of a run that goes on from `status`.
+    /// Begins the display of a run that has reached `status`.
     pub fn new(settings: &Settings, node: Node, status: Status) -> Self {
         let now = Instant::now();
         let shown = node.is_first();

@@ -173,7 +173,7 @@ pub fn train(
     }
 }
 
-/// Initialises the counters of new shared memory from the snapshot that the run goes on from, and returns the ledger until then.
+/// Sets the counters of new shared memory to those of the snapshot from which the run continues. Returns its ledger.
 fn go_on_from(control: &Control, state: Option<&ValueState>) -> Ledger {
     let Some(state) = state else { return Ledger::default() };
     control.learner.updates.set(state.updates);
@@ -262,7 +262,7 @@ fn outcome_of(
     })
 }
 
-/// Sets the statistics of a run whose trainer was killed back to the newest snapshot on disk: a resume goes on from there.
+/// Sets the statistics of a run whose trainer was killed to those of the newest snapshot on disk, from which a resume continues.
 fn go_back_to_the_snapshot(directory: &RunDirectory, control: &Control) -> anyhow::Result<()> {
     // Those behind the one that the run went on from were removed at its start.
     let number = folder::numbers(&directory.checkpoints())?.into_iter().max().unwrap_or(0);

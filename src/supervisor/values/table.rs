@@ -111,7 +111,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Reads the snapshot that the run goes on from into a new table, and removes what is behind it. `None` at the beginning ([`newest`]).
+    /// Reads `snapshot` ([`newest`]) into a new table and removes later ones. Without one the run begins with its first rows.
     pub fn load(
         names: &RunNames,
         settings: &ValueSettings,
